@@ -1,0 +1,39 @@
+"""What can go wrong for a user, as opposed to a bug.
+
+::
+
+    VaseError                exit code 2: what the user gave
+    ├── ConfigError          a recipe, zoo entry, option or value
+    ├── DataError            a problem set, a row, a stored completion
+    ├── ModelError           a model that cannot be found, loaded or served
+    └── RunError             exit code 1: a run that started and failed
+
+The command line prints the message of a ``VaseError`` as one line on stderr. A message says what is
+wrong, where, and what to do. Every other exception is a bug and keeps its traceback.
+"""
+
+from typing import ClassVar
+
+
+class VaseError(Exception):
+    """Base of every error that a user can mend; ``str()`` of it is one line."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ConfigError(VaseError):
+    """A recipe, zoo entry, option or value that cannot be used."""
+
+
+class DataError(VaseError):
+    """A problem set or a stored completion that cannot be read."""
+
+
+class ModelError(VaseError):
+    """A model that cannot be found, loaded or served."""
+
+
+class RunError(VaseError):
+    """A run that started and failed; what it had finished is kept."""
+
+    exit_code: ClassVar[int] = 1

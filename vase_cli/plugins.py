@@ -1,0 +1,63 @@
+"""Finds methods, tasks, graders and attention backends by name.
+
+A plug-in is one file: its name, with ``-`` for ``_``, is its registered name, found without importing
+it. Each module defines one constant, named after its group (``METHOD``, ``TASK``, ``GRADER``,
+``BACKEND``). Other packages add theirs through the entry-point groups ``vase.eviction``,
+``vase.tasks``, ``vase.graders`` and ``vase.attention``, whose values name the same kind of object.
+"""
+
+import difflib
+import importlib
+import pkgutil
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from vase_cli.errors import ConfigError
+
+_GROUPS = {
+    "eviction": ("method", "METHOD"),
+    "tasks": ("task", "TASK"),
+    "graders": ("grader", "GRADER"),
+    "attention": ("attention backend", "BACKEND"),
+}
+
+
+def names(group: str) -> list[str]:
+    """Registered names of a group, built-in and third-party, sorted; nothing is imported but the package."""
+    return sorted({*_built_in(group), *_third_party(group)})
+
+
+def load(group: str, name: str) -> Any:
+    """The object registered under ``name``; a built-in wins over an entry point of the same name.
+
+    Raises:
+        ConfigError: no such name, with the nearest one suggested.
+    """
+    kind, constant = _GROUPS[group]
+    module = _built_in(group).get(name)
+    if module is not None:
+        return getattr(importlib.import_module(module), constant)
+    entry = _third_party(group).get(name)
+    if entry is not None:
+        return entry.load()
+    raise ConfigError(unknown(kind, name, names(group)))
+
+
+def unknown(kind: str, name: str, known: list[str]) -> str:
+    """The one line for a name that is not registered: the nearest match, or all there are."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known) or 'none'}"
+    return f"no {kind} '{name}'; {hint}"
+
+
+def _built_in(group: str) -> dict[str, str]:
+    package = importlib.import_module(f"vase_cli.{group}")
+    found = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name != "base" and not module.name.startswith("_"):
+            found[module.name.replace("_", "-") if group == "eviction" else module.name] = f"{package.__name__}.{module.name}"
+    return found
+
+
+def _third_party(group: str) -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=f"vase.{group}")}
