@@ -55,7 +55,9 @@ def _built_in(group: str) -> dict[str, str]:
     found = {}
     for module in pkgutil.iter_modules(package.__path__):
         if module.name != "base" and not module.name.startswith("_"):
-            found[module.name.replace("_", "-") if group == "eviction" else module.name] = f"{package.__name__}.{module.name}"
+            found[module.name.replace("_", "-") if group == "eviction" else module.name] = (
+                f"{package.__name__}.{module.name}"
+            )
     return found
 
 

@@ -1,0 +1,1 @@
+"""Attention backends, one file each: the file's name is the backend's name."""

@@ -1,0 +1,1 @@
+"""Eviction methods, one file each: the file's name is the method's name."""

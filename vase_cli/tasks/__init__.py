@@ -1,0 +1,1 @@
+"""Benchmarks: a base and one file of facts each."""

@@ -1,0 +1,79 @@
+import math
+
+import pytest
+import torch
+
+from vase_cli.config import SamplingParams
+from vase_cli.sampling import sample
+
+LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, 1.0, -4.0])
+
+
+def exact(params: SamplingParams) -> list[float]:
+    """The distribution from its definition: temperature, top-k, top-p, min-p, each renormalised."""
+    logits = LOGITS.double() / params.temperature
+    order = sorted(range(len(logits)), key=lambda token: (-logits[token].item(), token))
+    order = order[: params.top_k or len(order)]
+    weights = {token: math.exp(logits[token].item()) for token in order}
+    total, mass, kept = sum(weights.values()), 0.0, []
+    for token in order:
+        if mass / total >= params.top_p:
+            break
+        kept.append(token)
+        mass += weights[token]
+    largest = weights[order[0]]
+    kept = [token for token in kept if weights[token] >= params.min_p * largest]
+    total = sum(weights[token] for token in kept)
+    return [weights[token] / total if token in kept else 0.0 for token in range(len(logits))]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.6),
+        SamplingParams(temperature=1.0, top_k=2),
+        SamplingParams(temperature=1.0, top_k=3),
+        SamplingParams(temperature=0.8, top_p=0.7),
+        SamplingParams(temperature=0.8, top_p=0.95, top_k=4),
+        SamplingParams(temperature=1.5, min_p=0.2),
+        SamplingParams(temperature=1.0, top_k=5, top_p=0.9, min_p=0.3),
+        SamplingParams(temperature=1.0, top_p=0.01),
+        SamplingParams(temperature=1.0, top_k=100),
+    ],
+    ids=str,
+)
+def test_frequencies_are_the_exact_probabilities(params: SamplingParams):
+    draws = 40_000
+    tokens = sample(LOGITS.expand(draws, -1), params, torch.full((draws,), 5), torch.arange(draws))
+    observed = torch.bincount(tokens, minlength=len(LOGITS)) / draws
+    for share, probability in zip(observed.tolist(), exact(params), strict=True):
+        assert abs(share - probability) < 5 * math.sqrt(max(probability * (1 - probability), 1e-12) / draws)
+
+
+def test_greedy_takes_the_largest_and_the_lower_id_of_equals():
+    logits = torch.tensor([[0.0, 3.0, 3.0], [1.0, 0.0, -1.0]])
+    assert sample(logits, SamplingParams(), torch.zeros(2).long(), torch.zeros(2).long()).tolist() == [1, 0]
+
+
+def test_a_row_does_not_depend_on_the_others():
+    logits = torch.randn(6, 500, generator=torch.Generator().manual_seed(1))
+    keys, positions = torch.arange(6), torch.arange(6) * 10
+    for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=0.6, top_k=20, top_p=0.95)):
+        together = sample(logits, params, keys, positions)
+        alone = [
+            sample(logits[row : row + 1], params, keys[row : row + 1], positions[row : row + 1]) for row in range(6)
+        ]
+        assert torch.equal(together, torch.cat(alone))
+
+
+def test_a_large_vocabulary_keeps_its_rare_tokens():
+    """A tail of 100,000 tokens that together hold half the mass is drawn half the time."""
+    logits = torch.zeros(100_001)
+    logits[0] = math.log(100_000)
+    draws = 400
+    tokens = sample(
+        logits.expand(draws, -1), SamplingParams(temperature=1.0), torch.full((draws,), 9), torch.arange(draws)
+    )
+    assert abs((tokens == 0).float().mean().item() - 0.5) < 5 * math.sqrt(0.25 / draws)
+    assert tokens[tokens != 0].unique().numel() > 0.9 * (tokens != 0).sum().item()

@@ -1,0 +1,212 @@
+"""From a resolved recipe to an engine: everything is checked and planned before a weight is read."""
+
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from vase_cli import plugins
+from vase_cli.attention.base import AttentionBackend
+from vase_cli.budget import Budget, resolve_budget
+from vase_cli.cache import CacheShape
+from vase_cli.config import ModelEntry, Recipe, make_method
+from vase_cli.engine import Engine, EngineSettings, EngineStats, check_settings
+from vase_cli.errors import ConfigError
+from vase_cli.eviction.base import EvictionPolicy
+from vase_cli.memory import MemoryPlan, available_ram_bytes, plan_memory
+from vase_cli.models import ChatTokenizer, LanguageModel, ModelFacts, describe, load, load_tokenizer, resolve_device
+
+MOST_SLOTS = {"cuda": 256, "cpu": 16}
+"""What ``--slots auto`` stops at: on a CPU more rows only make each one slower."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One task of a run (or the prompts of no task), resolved: what its engine is built with.
+
+    Attributes:
+        task: the task's name; None for prompts of no task.
+        budget: None for a method that does not evict.
+        max_new_tokens: limit on generated tokens, None for no limit but the total.
+        max_total_tokens: limit on prompt and generated tokens together.
+    """
+
+    task: str | None
+    budget: Budget | None
+    max_new_tokens: int | None
+    max_total_tokens: int
+
+
+class Assembly:
+    """A recipe brought together with its model.
+
+    Attributes:
+        recipe, entry: as resolved.
+        policy: the method with its options.
+        device, facts, backend: what the model will run on and with.
+        tokenizer: loaded with the first prompt.
+    """
+
+    def __init__(self, recipe: Recipe, entry: ModelEntry) -> None:
+        """Read the model's config and refuse what cannot work.
+
+        Raises:
+            ConfigError, ModelError: one line.
+        """
+        self.recipe = recipe
+        self.entry = entry
+        self.policy: EvictionPolicy = make_method(recipe)
+        self.device = resolve_device(recipe.device)
+        self.facts: ModelFacts = describe(entry, recipe.dtype, self.device)
+        self.backend = self._choose_backend()
+        self._tokenizer: ChatTokenizer | None = None
+        self._model: LanguageModel | None = None
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer; loaded when first asked for, without the weights."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self.entry)
+        return self._tokenizer
+
+    def part(self, task: str | None, *, max_new_tokens: int | None, max_total_tokens: int) -> Part:
+        """Resolve budget and limits of one task; the recipe's limits win over those given here, the task's own.
+
+        Raises:
+            ConfigError: a budget or limit that cannot work.
+        """
+        recipe = self.recipe
+        total = recipe.max_total_tokens or max_total_tokens
+        configured = self.facts.max_tokens
+        if configured is not None and total > configured:
+            if recipe.max_total_tokens is not None:
+                raise ConfigError(
+                    f"max_total_tokens {total:,}: {self.entry.name} is configured for {configured:,} tokens of text; "
+                    f"set it to {configured:,} or less"
+                )
+            total = configured
+        new = recipe.max_new_tokens or max_new_tokens
+        budget = None
+        if self.policy.evicts:
+            dense_tokens = {**self.entry.dense_tokens, **recipe.dense_tokens}
+            budget = resolve_budget(
+                recipe.budget_for(task), task=task, window=recipe.window, token_limit=total, dense_tokens=dense_tokens
+            )
+        part = Part(task, budget, new, total)
+        check_settings(self.policy, self._settings(part, slots=1, longest_prompt_tokens=total))
+        return part
+
+    def plan(self, parts: Sequence[tuple[Part, int]], requests: int, slots: int | str) -> MemoryPlan:
+        """Plan memory for parts with their longest prompts' tokens; the part that needs most decides.
+
+        Raises:
+            ConfigError: it does not fit.
+        """
+
+        def cache_shape(count: int) -> CacheShape:
+            shapes = [
+                self._settings(part, slots=count, longest_prompt_tokens=longest).cache_shape(
+                    self.facts.shape, self.policy, getattr(torch, self.facts.dtype).itemsize
+                )
+                for part, longest in parts
+            ]
+            return max(shapes, key=lambda shape: shape.bytes)
+
+        return plan_memory(
+            self.facts,
+            cache_shape,
+            sampled=self.recipe.sampling.temperature > 0,
+            longest_prompt_tokens=max(longest for _, longest in parts),
+            available_bytes=self._available_bytes(),
+            slots=slots,
+            most_slots=max(1, min(MOST_SLOTS[self.device.type], requests)),
+        )
+
+    def load(self) -> None:
+        """Read the weights.
+
+        Raises:
+            ModelError: one line.
+        """
+        if self._model is None:
+            self._model = load(self.entry, self.tokenizer, self.recipe.dtype, self.device)
+
+    def engine(self, part: Part, *, slots: int, longest_prompt_tokens: int) -> Engine:
+        """An engine with a cache of its own, for one part; loads the weights if they are not."""
+        self.load()
+        assert self._model is not None
+        settings = self._settings(part, slots=slots, longest_prompt_tokens=longest_prompt_tokens)
+        return Engine(self._model, self.policy, self.backend, settings)
+
+    def gpus(self) -> list[str]:
+        """Names of the GPUs that PyTorch sees."""
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return [torch.cuda.get_device_name(index) for index in range(count)]
+
+    def device_name(self) -> str:
+        """What it computes on, for a report."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    def peak_bytes(self) -> int:
+        """Most memory in use so far: allocated on the GPU, resident in the process on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def _settings(self, part: Part, *, slots: int, longest_prompt_tokens: int) -> EngineSettings:
+        total = part.max_total_tokens
+        if part.max_new_tokens is not None:
+            total = min(total, longest_prompt_tokens + part.max_new_tokens)
+        return EngineSettings(
+            budget=None if part.budget is None else part.budget.tokens,
+            window=self.recipe.window,
+            slots=slots,
+            sampling=self.recipe.sampling,
+            seed=self.recipe.seed,
+            max_new_tokens=part.max_new_tokens,
+            max_total_tokens=total,
+        )
+
+    def _choose_backend(self) -> AttentionBackend:
+        dtype = getattr(torch, self.facts.dtype)
+        if self.recipe.attention != "auto":
+            backend: AttentionBackend = plugins.load("attention", self.recipe.attention)()
+            if refusal := backend.refusal(self.device, dtype, self.facts.shape.head_dim):
+                raise ConfigError(refusal)
+            return backend
+        flash: AttentionBackend = plugins.load("attention", "flash_attention_2")()
+        if flash.refusal(self.device, dtype, self.facts.shape.head_dim) is None:
+            return flash
+        fallback: AttentionBackend = plugins.load("attention", "sdpa")()
+        return fallback
+
+    def _available_bytes(self) -> int:
+        if self.device.type == "cuda":
+            return torch.cuda.mem_get_info(self.device)[0]
+        return available_ram_bytes()
+
+
+def add_stats(total: EngineStats, more: EngineStats) -> EngineStats:
+    """The sum of two engines' figures."""
+    return replace(total, **{name: value + getattr(more, name) for name, value in vars(total).items()})
+
+
+def measured(
+    assembly: Assembly, stats: EngineStats, *, slots: int, samples: int, cache: CacheShape | None
+) -> dict[str, Any]:
+    """The session keys of the report: what this process measured, see ``vase eval --schema``."""
+    return {
+        "device": assembly.device_name(),
+        "slots": slots,
+        "samples": samples,
+        "prefill_tokens": stats.prefill_tokens,
+        "prefill_s": round(stats.prefill_s, 3),
+        "decode_tokens": stats.decode_tokens,
+        "decode_s": round(stats.decode_s, 3),
+        "weights_bytes": assembly.facts.weights_bytes,
+        "cache_bytes": None if cache is None else cache.bytes,
+        "cache_bytes_per_token": None if cache is None else cache.kv_bytes // (cache.slots * cache.tokens),
+        "peak_bytes": assembly.peak_bytes(),
+    }

@@ -1,0 +1,72 @@
+"""FlashAttention-2 (arXiv 2307.08691), on CUDA devices in bf16 and fp16.
+
+Letters as in ``base``.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class FlashAttention2:
+    """Needs the ``flash-attn`` package; one kernel appends and attends."""
+
+    name = "flash_attention_2"
+
+    def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+        """CUDA, half precision, head dim up to 256 and a multiple of 8."""
+        if device.type != "cuda":
+            return f"flash_attention_2 needs a CUDA device, not {device.type}: use --attention sdpa"
+        try:
+            import flash_attn  # noqa: F401
+        except ImportError as error:
+            return (
+                f"flash_attention_2 cannot be imported ({error}): pip install flash-attn --no-build-isolation, "
+                "or use --attention sdpa"
+            )
+        if dtype not in (torch.bfloat16, torch.float16):
+            return f"flash_attention_2 cannot compute in {dtype}: use --dtype bfloat16, or --attention sdpa"
+        if head_dim > 256 or head_dim % 8:
+            return f"flash_attention_2 cannot serve a head dim of {head_dim}: use --attention sdpa"
+        return None
+
+    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """Causal attention of one prompt; see :meth:`AttentionBackend.prefill`."""
+        from flash_attn import flash_attn_varlen_func
+
+        tokens = queries.shape[0]
+        bounds = torch.tensor([0, tokens], dtype=torch.int32, device=queries.device)
+        out: Tensor = flash_attn_varlen_func(
+            queries, keys, values, bounds, bounds, tokens, tokens, softmax_scale=scale, causal=True
+        )
+        return out
+
+    def decode(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        cached_keys: Tensor,
+        cached_values: Tensor,
+        lengths: Tensor,
+        live: Sequence[int],
+        scale: float,
+    ) -> Tensor:
+        """One token of each row; see :meth:`AttentionBackend.decode`."""
+        from flash_attn import flash_attn_with_kvcache
+
+        out: Tensor = flash_attn_with_kvcache(
+            queries[:, None],
+            cached_keys,
+            cached_values,
+            k=keys[:, None],
+            v=values[:, None],
+            cache_seqlens=lengths,
+            softmax_scale=scale,
+            causal=True,
+        )
+        return out[:, 0]
+
+
+BACKEND = FlashAttention2

@@ -1,0 +1,63 @@
+"""The ``vase`` command: parse, call, print. Heavy imports wait until a command needs them."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import vase_cli
+from vase_cli.cli import doctor, evaluate, grade, methods, recipes, run, tasks, zoo
+from vase_cli.errors import VaseError
+
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Run and study reasoning models with a small KV cache.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("eval")(evaluate.evaluate)
+app.command("grade")(grade.grade)
+app.command("doctor")(doctor.doctor)
+app.add_typer(methods.app, name="methods")
+app.add_typer(tasks.app, name="tasks")
+app.add_typer(zoo.app, name="zoo")
+app.add_typer(recipes.app, name="recipes")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vase {vase_cli.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run and study reasoning models with a small KV cache."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0, 1 for a run that failed, 2 for what the user gave, 130 on Ctrl-C."""
+    try:
+        app(args=None if arguments is None else list(arguments), standalone_mode=True)
+    except VaseError as error:
+        typer.echo(f"vase: {' '.join(str(error).split())}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("vase: interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of stdout went away; what Python would still flush has nowhere to go.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,137 @@
+"""``vase eval``: tasks in, a run folder and a table out."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vase_cli.cli import options
+from vase_cli.errors import ConfigError
+
+DEFAULT_RECIPE = "tiny-reasoner"
+DEFAULT_OUT = Path("runs")
+
+
+def evaluate(
+    tasks: Annotated[list[str] | None, typer.Argument(help="Tasks, groups of tasks, or problem files.")] = None,
+    recipe: options.RecipeName = None,
+    model: options.Model = None,
+    think: options.Think = None,
+    system: options.System = None,
+    zoo: options.Zoo = None,
+    recipes: options.Recipes = None,
+    method: options.Method = None,
+    budget: options.Budget = None,
+    option: options.MethodOptions = None,
+    window: options.Window = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    max_total_tokens: options.MaxTotalTokens = None,
+    slots: options.Slots = None,
+    dtype: options.DType = None,
+    attention: options.AttentionName = None,
+    device: options.Device = None,
+    samples: Annotated[int | None, typer.Option("--samples", help="Samples of each problem.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Take only the first so many problems.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Problems from a local file, or a folder of NAME.jsonl.")
+    ] = None,
+    grader: Annotated[str | None, typer.Option("--grader", help="How a problem file is graded.")] = None,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used, and count them.")
+    ] = False,
+    out: options.Out = None,
+    as_json: options.AsJson = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print what every key of the report means.")] = False,
+) -> None:
+    """Evaluate a model on tasks, under one eviction method and budget.
+
+    With nothing named it evaluates the embedded model. The same command again goes on where it stopped.
+    """
+    if schema:
+        from vase_cli.report_schema import schema_json, schema_text
+
+        typer.echo(schema_json() if as_json else schema_text())
+        return
+    from vase_cli.tasks.base import resolve_tasks
+
+    overrides = {
+        "model": model,
+        "think": think,
+        "system_prompt": system,
+        "method": method,
+        "budget": budget,
+        "method_options": options.method_options(option),
+        "window": window,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+        "max_total_tokens": max_total_tokens,
+        "slots": options.slot_count(slots),
+        "dtype": dtype,
+        "attention": attention,
+        "device": device,
+        "samples": samples,
+        "limit": limit,
+    }
+    if recipe is None and model is None:
+        recipe = _default_recipe(tasks, device, zoo, recipes)
+    resolved, entry = options.resolve(recipe, overrides, zoo=zoo, recipes=recipes)
+    named = resolve_tasks(list(tasks or resolved.tasks), grader)
+    if not named:
+        raise ConfigError("no task: name one, such as gsm8k, or a problem file; see `vase tasks list`")
+    if data is not None and data.is_file() and len(named) > 1:
+        raise ConfigError(f"--data {data} is one file, for one task, and {len(named)} are named: give a folder")
+    assembly = options.assemble(resolved, entry)
+
+    from vase_cli.cli.progress import EvalProgress
+    from vase_cli.evaluate import evaluate as run_evaluation
+    from vase_cli.evaluate import prepare
+
+    parts = prepare(assembly, named, data=data, skip_bad_rows=skip_bad_rows)
+    with EvalProgress() as progress:
+        folder, summary = run_evaluation(assembly, parts, root=out or DEFAULT_OUT, command=sys.argv, progress=progress)
+    print_summary(summary, as_json=as_json)
+    typer.echo(f"run folder: {folder.path}", err=True)
+
+
+def print_summary(summary: dict[str, object], *, as_json: bool) -> None:
+    """A summary on stdout: a table on a terminal, plain lines in a pipe, or one line of JSON."""
+    from vase_cli.report import summary_lines, summary_table
+
+    if as_json:
+        typer.echo(json.dumps(summary, ensure_ascii=False))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(summary_table(summary))
+    else:
+        typer.echo("\n".join(summary_lines(summary)))
+
+
+def _default_recipe(tasks: list[str] | None, device: str | None, zoo: Path | None, recipes: Path | None) -> str:
+    """The embedded recipe when nothing is named; for named tasks never a silent choice of a toy model."""
+    if not tasks:
+        return os.environ.get("VASE_RECIPE") or DEFAULT_RECIPE
+    if named := os.environ.get("VASE_RECIPE"):
+        return named
+    from vase_cli.catalog import Catalog
+    from vase_cli.machine import recipes_that_fit
+
+    fitting = recipes_that_fit(Catalog.open(zoo=zoo, recipes=recipes), device or "auto")
+    if fitting.device_type == "cuda" and "qwen3-8b" in fitting.recipes:
+        return "qwen3-8b"
+    raise ConfigError(
+        f"no recipe for {' '.join(tasks)}: name one with --recipe or $VASE_RECIPE; on this machine "
+        f"({fitting.description}) fit {', '.join(fitting.recipes) or 'none of them'}"
+    )

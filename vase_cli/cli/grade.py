@@ -1,0 +1,22 @@
+"""``vase grade``: stored texts graded again, without a model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vase_cli.cli import options
+from vase_cli.cli.evaluate import print_summary
+
+
+def grade(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    as_json: options.AsJson = False,
+) -> None:
+    """Grade the stored texts of a run again, without a model; the old grades are kept beside."""
+    from vase_cli.evaluate import regrade
+
+    summary, changed, backup = regrade(run)
+    print_summary(summary, as_json=as_json)
+    kept = f"; the old ones are in {backup}" if backup else ""
+    typer.echo(f"{changed} grades changed{kept}", err=True)

@@ -1,0 +1,69 @@
+"""``vase methods``: the eviction methods there are, and the options of one."""
+
+import dataclasses
+import inspect
+import json
+import re
+from typing import Annotated, Any
+
+import typer
+
+from vase_cli import plugins
+from vase_cli.cli._files import AsJson, cell, print_columns
+from vase_cli.config import option_types
+
+app = typer.Typer(help="List eviction methods, or show one's options.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_methods(as_json: AsJson = False) -> None:
+    """One row for each method: its name and what it keeps."""
+    methods = {name: plugins.load("eviction", name) for name in plugins.names("eviction")}
+    if as_json:
+        for name, method in methods.items():
+            typer.echo(json.dumps({"name": name, "summary": _summary(method)}, ensure_ascii=False))
+        return
+    print_columns([("NAME", "WHAT IT DOES"), *((name, _summary(method)) for name, method in methods.items())])
+
+
+@app.command("show")
+def show_method(name: Annotated[str, typer.Argument(help="Method name.")], as_json: AsJson = False) -> None:
+    """What a method does and its options with their defaults; set one with -o name=value."""
+    method = plugins.load("eviction", name)
+    about = _attributes(method)
+    types = option_types(method)
+    options = [
+        {
+            "name": one.name,
+            "type": _type_name(types[one.name]),
+            "default": one.default,
+            "about": about.get(one.name, ""),
+        }
+        for one in dataclasses.fields(method)
+    ]
+    if as_json:
+        record = {"name": name, "summary": _summary(method), "options": options}
+        typer.echo(json.dumps(record, ensure_ascii=False))
+        return
+    typer.echo(f"{name}: {_summary(method)}\n")
+    print_columns(
+        [("OPTION", "TYPE", "DEFAULT", "ABOUT"), *([cell(value) for value in each.values()] for each in options)]
+    )
+
+
+def _summary(method: Any) -> str:
+    return (inspect.cleandoc(method.__doc__ or "").splitlines() or [""])[0]
+
+
+def _type_name(annotation: Any) -> str:
+    return getattr(annotation, "__name__", None) or str(annotation).replace(" | None", "")
+
+
+def _attributes(method: Any) -> dict[str, str]:
+    """What the docstrings of a method and its bases say of each option, under "Attributes:"."""
+    about: dict[str, str] = {}
+    for owner in reversed(method.__mro__):
+        _, found, section = inspect.cleandoc(owner.__doc__ or "").partition("Attributes:\n")
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", section if found else "", re.MULTILINE):
+            about[name] = " ".join(text.split())
+    return about

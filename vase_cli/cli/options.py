@@ -1,0 +1,106 @@
+"""The options that ``vase run`` and ``vase eval`` share, and what they make of a recipe."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vase_cli.catalog import Catalog
+from vase_cli.cli._files import print_notes
+from vase_cli.config import ModelEntry, Recipe, parse_option
+
+if TYPE_CHECKING:
+    from vase_cli.assembly import Assembly
+
+_MODEL, _METHOD, _SAMPLING, _MACHINE = "Model and recipe", "Eviction", "Sampling and limits", "Machine"
+
+RecipeName = Annotated[
+    str | None, typer.Option("--recipe", "-r", help="Recipe: a name or a .yaml file.", rich_help_panel=_MODEL)
+]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help="Zoo name, folder or hub id, in place of the recipe's.", rich_help_panel=_MODEL),
+]
+Think = Annotated[
+    bool | None,
+    typer.Option("--think/--no-think", help="Thinking mode, where the model has a switch.", rich_help_panel=_MODEL),
+]
+System = Annotated[str | None, typer.Option("--system", help="System prompt.", rich_help_panel=_MODEL)]
+Zoo = Annotated[
+    Path | None, typer.Option("--zoo", help="Folder of zoo entries, searched first.", rich_help_panel=_MODEL)
+]
+Recipes = Annotated[
+    Path | None, typer.Option("--recipes", help="Folder of recipes, searched first.", rich_help_panel=_MODEL)
+]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", "-m", help="Eviction method; see `vase methods list`.", rich_help_panel=_METHOD),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget", "-b", help="Tokens kept per KV head, or 4x: a quarter of the full cache.", rich_help_panel=_METHOD
+    ),
+]
+MethodOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", "-o", metavar="KEY=VALUE", help="Option of the method; may be repeated.", rich_help_panel=_METHOD
+    ),
+]
+Window = Annotated[
+    int | None,
+    typer.Option("--window", help="Tokens between cuts; the last so many always stay.", rich_help_panel=_METHOD),
+]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.", rich_help_panel=_SAMPLING)]
+TopK = Annotated[int | None, typer.Option("--top-k", help="0 switches it off.", rich_help_panel=_SAMPLING)]
+TopP = Annotated[float | None, typer.Option("--top-p", help="1 switches it off.", rich_help_panel=_SAMPLING)]
+MinP = Annotated[float | None, typer.Option("--min-p", help="0 switches it off.", rich_help_panel=_SAMPLING)]
+Seed = Annotated[int | None, typer.Option("--seed", help="Of tokens and eviction.", rich_help_panel=_SAMPLING)]
+MaxNewTokens = Annotated[
+    int | None, typer.Option("--max-new-tokens", help="Limit on generated tokens.", rich_help_panel=_SAMPLING)
+]
+MaxTotalTokens = Annotated[
+    int | None,
+    typer.Option("--max-total-tokens", help="Limit on prompt and generated tokens.", rich_help_panel=_SAMPLING),
+]
+Slots = Annotated[
+    str | None, typer.Option("--slots", help="Sequences at a time; auto takes what fits.", rich_help_panel=_MACHINE)
+]
+DType = Annotated[
+    str | None,
+    typer.Option("--dtype", help="bfloat16, float16, float32; auto is float32 on a CPU.", rich_help_panel=_MACHINE),
+]
+AttentionName = Annotated[
+    str | None, typer.Option("--attention", help="auto, flash_attention_2 or sdpa.", rich_help_panel=_MACHINE)
+]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel=_MACHINE)]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder of all runs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
+
+
+def slot_count(given: str | None) -> int | str | None:
+    """``--slots`` as a number where it is one; the recipe's rules judge the rest."""
+    return int(given) if given is not None and given.isascii() and given.isdigit() else given
+
+
+def method_options(given: Sequence[str] | None) -> dict[str, Any] | None:
+    """``-o key=value`` options as a mapping; None if there are none."""
+    return dict(parse_option(text) for text in given) if given else None
+
+
+def resolve(
+    recipe: str | None, overrides: Mapping[str, Any], *, zoo: Path | None, recipes: Path | None
+) -> tuple[Recipe, ModelEntry]:
+    """The recipe and model that the options name; a shadowed built-in is said on stderr."""
+    resolved, entry, notes = Catalog.open(zoo=zoo, recipes=recipes).resolve(recipe, overrides)
+    print_notes(notes)
+    return resolved, entry
+
+
+def assemble(recipe: Recipe, entry: ModelEntry) -> "Assembly":
+    """Bring recipe and model together; this is where torch is imported."""
+    from vase_cli.assembly import Assembly
+
+    return Assembly(recipe, entry)

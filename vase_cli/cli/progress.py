@@ -1,0 +1,93 @@
+"""What a person sees on stderr while a run goes on: a bar on a terminal, a line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+_SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_OF_SPEED = 10.0
+
+
+class EvalProgress:
+    """Samples done, accuracy so far, tokens per second and the time that is left; a context manager."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not self._live,
+        )
+        self._task: TaskID | None = None
+        self._name = ""
+        self._finished = self._planned = self._graded = self._correct = 0
+        self._tokens = 0
+        self._speed_since = self._line_since = time.monotonic()
+        self._speed = 0.0
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+        if kind is KeyboardInterrupt:
+            typer.echo(
+                f"stopped at {self._finished} of {self._planned} samples of {self._name}, all stored; "
+                "the same command goes on from there",
+                err=True,
+            )
+
+    def note(self, line: str) -> None:
+        """One line the user should read."""
+        if self._live:
+            self._bar.console.print(line, style="dim", markup=False, highlight=False)
+        else:
+            typer.echo(line, err=True)
+
+    def start(self, task: str, finished: int, planned: int) -> None:
+        """A task begins, with so many of its planned samples stored already."""
+        self._name, self._finished, self._planned = task, finished, planned
+        self._graded = self._correct = 0
+        if finished:
+            self.note(f"{task}: {finished} of {planned} samples are stored already")
+        self._task = self._bar.add_task(task, total=planned, completed=finished, figures="")
+
+    def tokens(self, count: int) -> None:
+        """So many tokens were generated."""
+        self._tokens += count
+        now = time.monotonic()
+        if now - self._speed_since >= (_SECONDS_OF_SPEED if self._speed else 1.0):
+            self._speed = self._tokens / (now - self._speed_since)
+            self._tokens, self._speed_since = 0, now
+            self._show(0)
+        if not self._live and now - self._line_since >= _SECONDS_BETWEEN_LINES:
+            self._line_since = now
+            self.note(f"{self._name}: {self._finished} of {self._planned} samples, {self._figures()}")
+
+    def sample(self, record: Mapping[str, Any]) -> None:
+        """A sample was finished, graded and stored."""
+        self._finished += 1
+        self._graded += 1
+        self._correct += record["grade"] == "correct"
+        self._show(1)
+
+    def _show(self, advance: int) -> None:
+        if self._task is not None:
+            self._bar.update(self._task, advance=advance, figures=self._figures())
+
+    def _figures(self) -> str:
+        accuracy = f"{self._correct / self._graded:.0%} right so far, " if self._graded else ""
+        return f"{accuracy}{self._speed:,.0f} tokens/s"

@@ -1,0 +1,561 @@
+"""Model entries and recipes: frozen values, read strictly, every one with where it came from.
+
+Later wins: zoo entry < recipe < command line. What :func:`resolve_recipe` returns has no value left to guess but
+those that belong to a task (``samples``, ``max_new_tokens`` and ``max_total_tokens``: None is the task's own).
+"""
+
+import dataclasses
+import math
+import re
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from vase_cli import plugins
+from vase_cli._yaml import (
+    Fields,
+    Rule,
+    Scalar,
+    choice,
+    did_you_mean,
+    flag,
+    number,
+    parse_scalar,
+    read_mapping,
+    scalar,
+    text,
+    whole,
+)
+from vase_cli.budget import parse_budget
+from vase_cli.errors import ConfigError
+
+T = TypeVar("T")
+
+ThinkingMode = Literal["always", "switch", "never"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a token is drawn from the logits; the filters apply in the order of the fields.
+
+    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1.0 and ``min_p`` 0.0 switch a filter off.
+
+    Raises:
+        ConfigError: a value out of its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ConfigError(f"temperature: {self.temperature} is not 0 (greedy) or a positive number")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k: {self.top_k} is not 0 (off) or a number of tokens")
+        if not 0 < self.top_p <= 1:
+            hint = f"; write {self.top_p / 100:g} for {self.top_p:g} percent" if 1 < self.top_p <= 100 else ""
+            raise ConfigError(f"top_p: {self.top_p} is not in (0, 1], 1 being off{hint}")
+        if not 0 <= self.min_p < 1:
+            raise ConfigError(f"min_p: {self.min_p} is not in [0, 1), 0 being off")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the cache is sized by; checked against the loaded model's config."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """Whether a model thinks before it answers, and who writes the opening ``<think>``.
+
+    ``mode``: "always", "switch" (the chat template's ``enable_thinking``) or "never". ``opened_by``: "prompt" where
+    the chat template ends the generation prompt with ``<think>``, "model" where the model writes it.
+    """
+
+    mode: ThinkingMode = "switch"
+    opened_by: Literal["prompt", "model"] = "model"
+
+
+# What a model is sampled with where neither its zoo entry nor its generation_config.json says: the paper's settings.
+DEFAULT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95)
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """Facts about one model. Exactly one of ``hub_id`` and ``path`` is set.
+
+    ``parameters`` counts every weight once (a tied head is the embedding). ``context_tokens`` is the native context,
+    ``configured_tokens`` the config's ``max_position_embeddings``. ``sampling`` has the keys "thinking" and "plain".
+    ``dense_tokens`` (mean tokens of the full cache) and ``budgets`` (tokens) are per task. ``thresholds`` is the path
+    of a calibration file. ``source`` is the YAML file, None for a model named by its folder or hub id.
+    """
+
+    name: str
+    hub_id: str | None = None
+    path: Path | None = None
+    revision: str | None = None
+    shape: ModelShape | None = None
+    parameters: int | None = None
+    dtype: str = "auto"
+    context_tokens: int | None = None
+    configured_tokens: int | None = None
+    thinking: Thinking = Thinking()
+    sampling: Mapping[str, SamplingParams] = field(
+        default_factory=lambda: {"thinking": DEFAULT_SAMPLING, "plain": DEFAULT_SAMPLING}
+    )
+    dense_tokens: Mapping[str, float] = field(default_factory=dict)
+    budgets: Mapping[str, int] = field(default_factory=dict)
+    thresholds: str | None = None
+    license: str | None = None
+    url: str | None = None
+    source: Path | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One run, every value resolved; ``origins`` says where each came from, by dotted key such as "budgets.gsm8k".
+
+    ``model`` is a zoo name, a hub id or a folder. ``budget`` is tokens per KV head, or "4x" of the mean full-cache
+    length, for every task that ``budgets`` does not name. ``window`` is the eviction interval in tokens; the last
+    ``window`` tokens are always kept. ``samples``, ``max_new_tokens`` and ``max_total_tokens`` None: the task's own.
+    ``limit`` None: every problem. ``dtype`` None: the model's own.
+    """
+
+    name: str
+    model: str
+    method: str = "vase-attnv"
+    method_options: Mapping[str, int | float | bool | str] = field(default_factory=dict)
+    budget: int | str | None = None
+    budgets: Mapping[str, int | str] = field(default_factory=dict)
+    dense_tokens: Mapping[str, float] = field(default_factory=dict)
+    window: int = 64
+    tasks: tuple[str, ...] = ()
+    samples: int | None = None
+    seed: int = 0
+    limit: int | None = None
+    max_new_tokens: int | None = None
+    max_total_tokens: int | None = None
+    sampling: SamplingParams = DEFAULT_SAMPLING
+    think: bool = True
+    system_prompt: str | None = None
+    slots: int | str = "auto"
+    dtype: str | None = None
+    attention: str = "auto"
+    device: str = "auto"
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def budget_for(self, task: str | None) -> int | str | None:
+        """The budget as written for one task (None: a prompt of no task), to be resolved by ``vase_cli.budget``."""
+        return self.budget if task is None else self.budgets.get(task, self.budget)
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """What one recipe file says, checked but not resolved: ``values`` by key, ``lines`` by dotted key.
+
+    ``path`` None: no file, a run that names a model only.
+    """
+
+    name: str
+    path: Path | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def origin(self, key: str) -> str:
+        """Where a value of this file is: "recipe qwen3-8b (file:line)"."""
+        return f"recipe {self.name} ({self.path}:{self.lines[key]})"
+
+
+def _sampling(key: str) -> Rule[Any]:
+    convert: Rule[float] = whole("tokens", minimum=0) if key == "top_k" else number()
+
+    def rule(value: Scalar) -> float:
+        converted = convert(value)
+        try:
+            SamplingParams(**{key: converted})  # type: ignore[arg-type]
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix(f"{key}: ")) from None
+        return converted
+
+    return rule
+
+
+def _budget(written: Scalar) -> int | str:
+    value = scalar(written)
+    try:
+        parsed = parse_budget(value)  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return parsed if isinstance(parsed, int) else str(value).strip().lower()
+
+
+def _slots(written: Scalar) -> int | str:
+    if str(written) == "auto":
+        return "auto"
+    try:
+        return whole("sequences")(written)
+    except ValueError as error:
+        raise ValueError(f"{error}; or write auto") from None
+
+
+def _registered(group: str) -> Rule[str]:
+    """A registered name; looked up when asked, so that other packages' plug-ins count."""
+
+    def rule(written: Scalar) -> str:
+        return choice(*plugins.names(group), *(["auto"] if group == "attention" else []))(written)
+
+    return rule
+
+
+def _device(written: Scalar) -> str:
+    device = str(written)
+    if re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", device):
+        return device
+    raise ValueError(f"'{device}' is not a device; write auto, cpu, cuda or cuda:0")
+
+
+def _hub_id(written: Scalar) -> str:
+    if is_hub_id(str(written)):
+        return str(written)
+    raise ValueError(f"'{written}' is not a hub id; write organisation/name")
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` has the form organisation/name."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name, re.ASCII) is not None
+
+
+SAMPLING_KEYS = tuple(one.name for one in dataclasses.fields(SamplingParams))
+_SAMPLING_RULES = {key: _sampling(key) for key in SAMPLING_KEYS}
+_DTYPE = choice("auto", "bfloat16", "float16", "float32")
+_RULES: dict[str, Rule[Any]] = {
+    "model": text,
+    "method": _registered("eviction"),
+    "budget": _budget,
+    "window": whole("tokens"),
+    "samples": whole("samples per problem"),
+    "seed": whole(minimum=0, maximum=2**63 - 1),
+    "limit": whole("problems"),
+    "max_new_tokens": whole("tokens"),
+    "max_total_tokens": whole("tokens"),
+    "think": flag,
+    "system_prompt": text,
+    "slots": _slots,
+    "dtype": _DTYPE,
+    "attention": _registered("attention"),
+    "device": _device,
+}
+_TASK_RULES: dict[str, Rule[Any]] = {"budgets": _budget, "dense_tokens": number("tokens", positive=True)}
+RECIPE_KEYS = (*_RULES, *_TASK_RULES, "method_options", "tasks", "sampling")
+
+_ENTRY_RULES: dict[str, Rule[Any]] = {
+    "hub_id": _hub_id,
+    "revision": text,
+    "parameters": whole("parameters"),
+    "dtype": _DTYPE,
+    "context_tokens": whole("tokens"),
+    "configured_tokens": whole("tokens"),
+    "license": text,
+    "url": text,
+}
+_ENTRY_TASK_RULES: dict[str, Rule[Any]] = {"budgets": whole("tokens"), "dense_tokens": _TASK_RULES["dense_tokens"]}
+_ENTRY_KEYS = (*_ENTRY_RULES, *_ENTRY_TASK_RULES, "path", "thresholds", "shape", "thinking", "sampling")
+
+
+def load_entry(path: Path, name: str) -> ModelEntry:
+    """Read one zoo file; a relative ``path`` or ``thresholds`` in it is relative to the file.
+
+    Raises:
+        ConfigError: the file breaks a rule, with file, line and key.
+    """
+    fields = read_mapping(path)
+    fields.only(_ENTRY_KEYS)
+    if ("hub_id" in fields) == ("path" in fields):
+        raise fields.error(None, "needs exactly one of hub_id (organisation/name) and path (a folder)")
+    values: dict[str, Any] = {key: fields.get(key, rule) for key, rule in _ENTRY_RULES.items() if key in fields}
+    for key, rule in _ENTRY_TASK_RULES.items():
+        if key in fields:
+            values[key] = _by_task(fields.section(key), rule, plugins.names("tasks"))
+    if "path" in fields:
+        values["path"] = _beside(fields, "path", Path.is_dir, "folder")
+    if "thresholds" in fields:
+        values["thresholds"] = str(_beside(fields, "thresholds", Path.is_file, "file"))
+    if "shape" in fields:
+        values["shape"] = _shape(fields.section("shape"))
+    if "thinking" in fields:
+        values["thinking"] = _thinking(fields.section("thinking"))
+    if "sampling" in fields:
+        values["sampling"] = _entry_sampling(fields.section("sampling"))
+    origins = {key: f"{path}:{line}" for key, line in fields.lines().items()}
+    return ModelEntry(name, **values, source=path, origins=origins)
+
+
+def load_recipe(path: Path, name: str) -> RecipeFile:
+    """Read one recipe file; a ``model`` or task that starts with ``./``, ``../``, ``~`` or ``/`` is a path.
+
+    A relative path is relative to the file.
+
+    Raises:
+        ConfigError: the file breaks a rule, with file, line and key.
+    """
+    fields = read_mapping(path)
+    fields.only(RECIPE_KEYS)
+    if "model" not in fields:
+        raise fields.error("model", "is missing; name a zoo entry, a hub id or a folder")
+    values: dict[str, Any] = {key: fields.get(key, rule) for key, rule in _RULES.items() if key in fields}
+    values["model"] = _from_file(path, values["model"])
+    if "tasks" in fields:
+        tasks = [_from_file(path, task) for task in fields.sequence("tasks", text)]
+        if twice := [task for index, task in enumerate(tasks) if task in tasks[:index]]:
+            raise fields.error("tasks", f"{twice[0]} is there twice; keep one")
+        values["tasks"] = tuple(tasks)
+    known_tasks = [*plugins.names("tasks"), *(Path(task).stem for task in values.get("tasks", ()))]
+    for key, rule in _TASK_RULES.items():
+        if key in fields:
+            values[key] = _by_task(fields.section(key), rule, known_tasks)
+    if "method_options" in fields:
+        options = fields.section("method_options")
+        values["method_options"] = {key: options.get(key, scalar) for key in options}
+    if "sampling" in fields:
+        sampling = fields.section("sampling")
+        sampling.only(SAMPLING_KEYS)
+        values["sampling"] = {key: sampling.get(key, _SAMPLING_RULES[key]) for key in sampling}
+    if values.get("method") == "full" and (given := {"budget", "budgets"} & values.keys()):
+        raise fields.error(min(given), "method full evicts nothing and takes no budget; remove the line")
+    return RecipeFile(name, path, values, fields.lines())
+
+
+def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, Any]) -> Recipe:
+    """Put the layers over each other: zoo entry < recipe < command line.
+
+    ``overrides`` has recipe keys, and ``temperature``, ``top_k``, ``top_p``, ``min_p`` for ``sampling``'s; None is "not
+    given". A budget for every task hides the budgets per task of the layers under it. Another method or model on
+    the command line drops the recipe's ``method_options``, or its ``budgets`` and ``dense_tokens``: those belong to
+    the recipe's own.
+
+    Raises:
+        ConfigError: a value out of range, a budget for ``full``, or a thinking mode that the model lacks.
+    """
+    given = _check_overrides({key: value for key, value in overrides.items() if value is not None})
+    written = dict(file.values)
+    own_method = written.get("method", Recipe.method)
+    if given.get("method", own_method) != own_method:
+        written.pop("method_options", None)
+    if given.get("model", written.get("model")) != written.get("model"):
+        written.pop("budgets", None)
+        written.pop("dense_tokens", None)
+    facts = {"budgets": entry.budgets, "dense_tokens": entry.dense_tokens}
+    layers: list[_Layer] = [
+        (facts, lambda key: _entry_origin(entry)),
+        (written, file.origin),
+        (given, lambda key: "command line"),
+    ]
+    values: dict[str, Any] = {"model": entry.name, "think": entry.thinking.mode != "never"}
+    origins = dict.fromkeys((*_RULES, "tasks"), "default") | {"think": _entry_origin(entry)}
+    for layer, origin in layers:
+        for key in (*_RULES, "tasks"):
+            if key in layer:
+                values[key], origins[key] = layer[key], origin(key)
+    for key in (*_TASK_RULES, "method_options"):
+        values[key], places = _merge(key, layers)
+        origins |= places
+    if values.get("method") == "full":
+        if {"budget", "budgets"} & given.keys():
+            raise ConfigError(
+                "method full evicts nothing and takes no budget; leave --budget out, or change the method"
+            )
+        values |= {"budget": None, "budgets": {}}
+        origins = {key: where for key, where in origins.items() if not key.startswith("budgets.")}
+        origins["budget"] = "method full"
+    _check_thinking(entry, values["think"], origins["think"])
+    facts["sampling"] = dataclasses.asdict(entry.sampling["thinking" if values["think"] else "plain"])
+    sampling, places = _merge("sampling", layers)
+    return Recipe(file.name, **values, sampling=SamplingParams(**sampling), origins=origins | places)
+
+
+# What one layer says, and where a dotted key of it is written.
+_Layer: TypeAlias = tuple[Mapping[str, Any], Callable[[str], str]]
+
+
+def _merge(key: str, layers: Sequence[_Layer]) -> tuple[dict[str, Any], dict[str, str]]:
+    """One mapping over all layers, later wins name by name; and where each value came from."""
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for layer, origin in layers:
+        if key == "budgets" and "budget" in layer:  # one budget for every task hides what lies under it
+            merged, origins = {}, {}
+        for name, value in layer.get(key, {}).items():
+            merged[name], origins[f"{key}.{name}"] = value, origin(f"{key}.{name}")
+    return merged, origins
+
+
+def parse_option(written: str) -> tuple[str, int | float | bool | str]:
+    """One ``key=value`` of the command line, typed as in a file: ``alpha=0.5`` -> ("alpha", 0.5).
+
+    Raises:
+        ConfigError: no '=', or nothing before or after it.
+    """
+    key, equals, value = written.partition("=")
+    if not equals or not key.strip() or not value.strip():
+        raise ConfigError(f"option '{written}': write key=value, such as n_large=256")
+    return key.strip().replace("-", "_"), parse_scalar(value.strip())
+
+
+def coerce_options(
+    fields: Mapping[str, Any], options: Mapping[str, int | float | bool | str], where: str | Mapping[str, str]
+) -> dict[str, int | float | bool | str]:
+    """Options checked against a method's fields (name -> annotation, as ``typing.get_type_hints`` gives them).
+
+    A whole number is taken for ``float``; nothing else is converted. ``where`` says where the options come from: one
+    text, or one per option.
+
+    Raises:
+        ConfigError: an option that the method does not have, or of another type.
+    """
+    coerced: dict[str, int | float | bool | str] = {}
+    for key, value in options.items():
+        place = where if isinstance(where, str) else where.get(key, "method options")
+        if key not in fields:
+            hint = did_you_mean(key, fields) if fields else "the method has no options"
+            raise ConfigError(f"{place}: {key}: unknown option; {hint}")
+        try:
+            coerced[key] = _coerce(fields[key], value)
+        except ValueError as error:
+            raise ConfigError(f"{place}: {key}: {error}") from None
+    return coerced
+
+
+def option_types(method: Any) -> dict[str, Any]:
+    """The options of a method class: name -> annotation."""
+    hints = get_type_hints(method)
+    return {one.name: hints[one.name] for one in dataclasses.fields(method)}
+
+
+def make_method(recipe: Recipe) -> Any:
+    """The recipe's method with its options; imports the method's module, and with it torch.
+
+    Raises:
+        ConfigError: an option that the method does not have, or of another type.
+    """
+    method = plugins.load("eviction", recipe.method)
+    where = {key: recipe.origins.get(f"method_options.{key}", recipe.name) for key in recipe.method_options}
+    return method(**coerce_options(option_types(method), recipe.method_options, where))
+
+
+def _coerce(annotation: Any, value: int | float | bool | str) -> int | float | bool | str:
+    if get_origin(annotation) is Literal:
+        return choice(*map(str, get_args(annotation)))(value)
+    wanted = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    if type(value) in wanted:
+        return value
+    if float in wanted and type(value) is int:
+        return float(value)
+    for one, rule in ((bool, flag), (int, whole()), (float, number())):
+        if one in wanted:
+            rule(value)  # raises with what to write instead
+    raise ValueError(f"must be text, not {value!r}")
+
+
+def _check_overrides(given: dict[str, Any]) -> dict[str, Any]:
+    sampling = {**given.pop("sampling", {}), **{key: given.pop(key) for key in SAMPLING_KEYS if key in given}}
+    if unknown := [key for key in given if key not in RECIPE_KEYS]:
+        raise ConfigError(f"command line: {unknown[0]}: unknown; {did_you_mean(unknown[0], RECIPE_KEYS)}")
+    checked = dict(given)
+    for key, rule in _RULES.items():
+        if key in given:
+            checked[key] = _check(key, rule, given[key])
+    for key, rule in _TASK_RULES.items():
+        if key in given:
+            checked[key] = {task: _check(f"{key}.{task}", rule, value) for task, value in given[key].items()}
+    if sampling:
+        checked["sampling"] = {
+            key: _check(key, _SAMPLING_RULES[key], value) for key, value in sampling.items() if value is not None
+        }
+    if "tasks" in given:
+        checked["tasks"] = tuple(given["tasks"])
+    return checked
+
+
+def _check(key: str, rule: Rule[T], value: Any) -> T:
+    try:
+        return rule(value)
+    except ValueError as error:
+        raise ConfigError(f"command line: {key}: {error}") from None
+
+
+def _check_thinking(entry: ModelEntry, think: bool, where: str) -> None:
+    mode = entry.thinking.mode
+    if think and mode == "never":
+        raise ConfigError(f"{where}: think: {entry.name} does not think; leave it out or say think: false (--no-think)")
+    if not think and mode == "always":
+        raise ConfigError(f"{where}: think: {entry.name} always thinks; leave it out or say think: true (--think)")
+
+
+def _entry_origin(entry: ModelEntry) -> str:
+    return f"zoo entry {entry.name}" if entry.source else entry.origins.get("sampling", "default")
+
+
+def _by_task(section: Fields, rule: Rule[T], known: Collection[str]) -> dict[str, T]:
+    for task in section:
+        if task not in known:
+            raise section.error(task, f"no task of that name; {did_you_mean(task, known)}")
+    return {task: section.get(task, rule) for task in section}
+
+
+def _shape(section: Fields) -> ModelShape:
+    names = [one.name for one in dataclasses.fields(ModelShape)]
+    section.only(names)
+    if missing := [name for name in names if name not in section]:
+        raise section.error(None, f"{missing[0]} is missing; a shape is {', '.join(names)}")
+    shape = ModelShape(**{name: section.get(name, whole()) for name in names})
+    if shape.heads % shape.kv_heads:
+        raise section.error("kv_heads", f"{shape.heads} heads do not divide into {shape.kv_heads} KV heads")
+    return shape
+
+
+def _thinking(section: Fields) -> Thinking:
+    section.only(("mode", "opened_by"))
+    if "mode" not in section:
+        raise section.error(None, "mode is missing; write always, switch or never")
+    mode = section.get("mode", choice("always", "switch", "never"))
+    opened_by = section.get("opened_by", choice("prompt", "model")) if "opened_by" in section else "model"
+    return Thinking(mode, opened_by)  # type: ignore[arg-type]
+
+
+def _entry_sampling(section: Fields) -> dict[str, SamplingParams]:
+    """Both modes; one that is not written samples like the other."""
+    section.only(("thinking", "plain"))
+    modes = {}
+    for mode in section:
+        values = section.section(mode)
+        values.only(SAMPLING_KEYS)
+        if "temperature" not in values:
+            raise values.error(None, "temperature is missing; 0 is greedy")
+        modes[mode] = SamplingParams(**{key: values.get(key, _SAMPLING_RULES[key]) for key in values})
+    if not modes:
+        raise section.error(None, "is empty; write thinking, plain or both under it")
+    only = next(iter(modes.values()))
+    return {"thinking": modes.get("thinking", only), "plain": modes.get("plain", only)}
+
+
+def _beside(fields: Fields, key: str, exists: Callable[[Path], bool], kind: str) -> Path:
+    path = fields.path.parent / Path(fields.get(key, text)).expanduser()
+    if not exists(path):
+        raise fields.error(key, f"no {kind} {path}; a relative path starts from the YAML file")
+    return path
+
+
+def _from_file(path: Path, name: str) -> str:
+    if name in (".", "..") or name.startswith(("./", "../", "~", "/")):
+        return str(path.parent / Path(name).expanduser())
+    return name

@@ -1,0 +1,360 @@
+"""Batch evaluation: tasks to problems, prompts, completions, grades, one stored line each, and a summary."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from vase_cli import plugins
+from vase_cli.assembly import Assembly, Part, add_stats, measured
+from vase_cli.cache import CacheShape
+from vase_cli.engine import Completion, EngineStats, NewTokens, Request
+from vase_cli.environment import environment
+from vase_cli.errors import ConfigError
+from vase_cli.graders.base import Grade, Grader
+from vase_cli.models import Prompt
+from vase_cli.repetition import has_garbage_tail, has_repetition
+from vase_cli.report import load_run, summarize
+from vase_cli.run_folder import RunFolder, config_hash, run_name
+from vase_cli.tasks.base import Problem, ProblemSet, Task
+
+_SAMPLES_BETWEEN_SESSION_WRITES = 8
+
+
+class Progress(Protocol):
+    """Told what happens while a run goes on."""
+
+    def note(self, line: str) -> None:
+        """One line the user should read."""
+        ...
+
+    def start(self, task: str, finished: int, planned: int) -> None:
+        """A task begins, with so many of its planned samples stored already."""
+        ...
+
+    def tokens(self, count: int) -> None:
+        """So many tokens were generated."""
+        ...
+
+    def sample(self, record: Mapping[str, Any]) -> None:
+        """A sample was finished, graded and stored."""
+        ...
+
+
+@dataclass(frozen=True)
+class TaskPart:
+    """One task of an evaluation with its problems, how often each is sampled, and its resolved part."""
+
+    task: Task
+    problems: ProblemSet
+    samples: int
+    part: Part
+
+
+def prepare(
+    assembly: Assembly, tasks: Sequence[Task], *, data: Path | None = None, skip_bad_rows: bool = False
+) -> list[TaskPart]:
+    """Load the problems and resolve budgets and limits; no weight is read.
+
+    Raises:
+        ConfigError, DataError: one line.
+    """
+    recipe = assembly.recipe
+    parts = []
+    for task in tasks:
+        part = assembly.part(task.name, max_new_tokens=task.max_new_tokens, max_total_tokens=task.max_total_tokens)
+        problems = task.problems(data=data, seed=recipe.seed, limit=recipe.limit, skip_bad_rows=skip_bad_rows)
+        parts.append(TaskPart(task, problems, recipe.samples or task.samples, part))
+    return parts
+
+
+def evaluate(
+    assembly: Assembly, parts: Sequence[TaskPart], *, root: Path, command: Sequence[str], progress: Progress
+) -> tuple[RunFolder, dict[str, Any]]:
+    """Generate, grade and store every sample that the run's folder does not hold yet.
+
+    On Ctrl-C and on an error what was finished is stored, and the summary says that it is of a part.
+
+    Args:
+        assembly: recipe and model.
+        parts: from :func:`prepare`.
+        root: the folder of all runs.
+        command: the command line, for the record.
+        progress: told what happens.
+
+    Returns:
+        The run's folder, closed, and its summary.
+
+    Raises:
+        VaseError: one line; what was stored is whole.
+    """
+    run = describe_run(assembly, parts, command)
+    prompts = [_prompts(assembly, task_part) for task_part in parts]
+    longest = [max(len(prompt.token_ids) for prompt in of_task.values()) for of_task in prompts]
+    planned = sum(len(one.problems.problems) * one.samples for one in parts)
+    slots = _slots(assembly, root / run["name"])
+    plan = assembly.plan([(one.part, tokens) for one, tokens in zip(parts, longest, strict=True)], planned, slots)
+    with RunFolder.open(root, run["name"], run) as folder:
+        for line in (*_budget_lines(parts), *folder.notes, plan.sentence()):
+            progress.note(line)
+        session = _Session(assembly, folder, plan.slots)
+        try:
+            for task_part, of_task, tokens in zip(parts, prompts, longest, strict=True):
+                _evaluate_task(session, task_part, of_task, tokens, progress)
+        finally:
+            session.write()
+            summary = summarize(folder.completed().values(), folder.run, folder.sessions())
+            folder.write_summary(summary)
+    return folder, summary
+
+
+def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequence[str]) -> dict[str, Any]:
+    """What run.json says of an evaluation; ``config`` is what decides its tokens and grades."""
+    from vase_cli.report_schema import FORMAT
+    from vase_cli.run_folder import now
+
+    recipe = assembly.recipe
+    config = {
+        "model": assembly.entry.hub_id or str(assembly.entry.path),
+        "revision": assembly.entry.revision,
+        "dtype": assembly.facts.dtype,
+        "attention": assembly.backend.name,
+        "device": assembly.device.type,
+        "slots": recipe.slots,
+        "method": recipe.method,
+        "method_options": dataclasses.asdict(assembly.policy),
+        "window": recipe.window,
+        "sampling": dataclasses.asdict(recipe.sampling),
+        "seed": recipe.seed,
+        "think": recipe.think,
+        "system_prompt": recipe.system_prompt,
+        "limit": recipe.limit,
+        "tasks": {
+            one.task.name: {
+                "version": one.task.version,
+                "samples": one.samples,
+                "budget": None if one.part.budget is None else one.part.budget.tokens,
+                "max_new_tokens": one.part.max_new_tokens,
+                "max_total_tokens": one.part.max_total_tokens,
+            }
+            for one in parts
+        },
+    }
+    digest = config_hash(config)
+    names = "-".join(one.task.name for one in parts)
+    budget = "" if recipe.budget is None else str(recipe.budget)
+    return {
+        "format": FORMAT,
+        "name": run_name(recipe.name, names, recipe.method, budget, config_hash=digest),
+        "config": config,
+        "config_hash": digest,
+        "options": {"device": recipe.device, "recipe": recipe.name},
+        "origins": dict(recipe.origins),
+        "seeds": {"tokens": recipe.seed, "eviction": recipe.seed, "options": recipe.seed},
+        "budgets": {
+            one.task.name: "full cache" if one.part.budget is None else one.part.budget.sentence for one in parts
+        },
+        "tasks": [
+            {
+                "name": one.task.name,
+                "version": one.task.version,
+                "source": one.problems.source,
+                "problems": len(one.problems.problems),
+                "samples": one.samples,
+                "grader": one.task.grader,
+                "fallbacks": list(one.task.fallbacks),
+                "skipped_rows": list(one.problems.skipped_rows),
+            }
+            for one in parts
+        ],
+        **environment(assembly.gpus()),
+        "started_at": now(),
+        "command": list(command),
+    }
+
+
+def regrade(path: Path) -> tuple[dict[str, Any], int, Path | None]:
+    """Grade the stored texts of a run again, without a model.
+
+    Returns:
+        The new summary, how many grades changed, and the file that keeps the old records (None if none changed).
+
+    Raises:
+        VaseError: one line.
+    """
+    with RunFolder.existing(path) as folder:
+        tasks = {task["name"]: task for task in folder.run["tasks"]}
+        records, changed = [], 0
+        graders = {name: plugins.load("graders", name)() for name in {task["grader"] for task in tasks.values()}}
+        try:
+            for record in folder.completed().values():
+                task = tasks.get(record["task"])
+                if task is None:
+                    raise ConfigError(f"{path}: sample {record['id']} is of a task that run.json does not name")
+                new = dict(record)
+                if record["finish_reason"] != "error":
+                    grade = graders[task["grader"]].grade(
+                        record["gold"], record["text"], thought_open=record["thought_open"], fallbacks=task["fallbacks"]
+                    )
+                    new |= _grade_keys(grade)
+                changed += new["grade"] != record["grade"]
+                records.append(new)
+        finally:
+            for grader in graders.values():
+                grader.close()
+        backup = folder.replace_completions(records)
+        summary = summarize(folder.completed().values(), folder.run, folder.sessions())
+        folder.write_summary(summary)
+    return summary, changed, backup
+
+
+class _Session:
+    """What this process does in a run's folder: engines, figures, and the lines of sessions.jsonl."""
+
+    def __init__(self, assembly: Assembly, folder: RunFolder, slots: int) -> None:
+        self.assembly = assembly
+        self.folder = folder
+        self.slots = slots
+        self._stats = EngineStats()
+        self._current = EngineStats()
+        self._cache: CacheShape | None = None
+        self._samples = 0
+
+    def follow(self, stats: EngineStats, cache: CacheShape) -> None:
+        """Take an engine's figures from here on."""
+        self._stats = add_stats(self._stats, self._current)
+        self._current = stats
+        if self._cache is None or cache.bytes > self._cache.bytes:
+            self._cache = cache
+
+    def store(self, record: Mapping[str, Any]) -> None:
+        """Append a record, and now and then the session's line."""
+        self.folder.append(record)
+        self._samples += 1
+        if self._samples % _SAMPLES_BETWEEN_SESSION_WRITES == 1:
+            self.write()
+
+    def write(self) -> None:
+        """Write the session's line, if anything was computed."""
+        if self._cache is not None:
+            stats = add_stats(self._stats, self._current)
+            self.folder.record_session(
+                measured(self.assembly, stats, slots=self.slots, samples=self._samples, cache=self._cache)
+            )
+
+
+def _evaluate_task(
+    session: _Session, task_part: TaskPart, prompts: Mapping[str, Prompt], longest: int, progress: Progress
+) -> None:
+    task, problems = task_part.task, task_part.problems.problems
+    stored = session.folder.completed()
+    requests = {
+        request.id: (request, problem) for request, problem in _requests(task_part, prompts) if request.id not in stored
+    }
+    planned = len(problems) * task_part.samples
+    progress.start(task.name, planned - len(requests), planned)
+    if not requests:
+        return
+    engine = session.assembly.engine(task_part.part, slots=session.slots, longest_prompt_tokens=longest)
+    session.follow(engine.stats, engine.cache.shape)
+    grader: Grader = plugins.load("graders", task.grader)()
+    # Grading waits for other processes and generation for the device: one thread lets them overlap.
+    with grader, ThreadPoolExecutor(max_workers=1) as pool:
+        grading: list[Future[dict[str, Any]]] = []
+
+        def store_graded(*, wait: bool) -> None:
+            while grading and (wait or grading[0].done()):
+                record = grading.pop(0).result()
+                session.store(record)
+                progress.sample(record)
+
+        try:
+            for event in engine.stream(request for request, _ in requests.values()):
+                if isinstance(event, NewTokens):
+                    progress.tokens(len(event.tokens))
+                else:
+                    problem = requests[event.request.id][1]
+                    record = _record(session.assembly, task.name, problem, prompts[problem.id], event)
+                    grading.append(pool.submit(_graded, grader, task.fallbacks, record))
+                store_graded(wait=False)
+        finally:
+            store_graded(wait=True)
+
+
+def _requests(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> Iterator[tuple[Request, Problem]]:
+    """All problems once, then again: a run that is stopped early has seen as many problems as it could."""
+    for sample in range(task_part.samples):
+        for problem in task_part.problems.problems:
+            name = f"{task_part.task.name}/{problem.id}"
+            yield Request(f"{name}/{sample}", prompts[problem.id].token_ids, name, sample), problem
+
+
+def _prompts(assembly: Assembly, task_part: TaskPart) -> dict[str, Prompt]:
+    """Each problem's prompt by its id: through the chat template where the model has one."""
+    recipe, tokenizer = assembly.recipe, assembly.tokenizer
+    if not tokenizer.has_chat_template:
+        if recipe.system_prompt is not None:
+            raise ConfigError(f"{assembly.entry.name} has no chat template: it cannot take a system prompt")
+        return {problem.id: tokenizer.encode_text(problem.prompt) for problem in task_part.problems.problems}
+    return {
+        problem.id: tokenizer.encode_chat(problem.prompt, system=recipe.system_prompt, think=recipe.think)
+        for problem in task_part.problems.problems
+    }
+
+
+def _slots(assembly: Assembly, path: Path) -> int | str:
+    """The slots asked for; "auto" goes on with those the run was started with, as the batch shape decides bits."""
+    if assembly.recipe.slots != "auto" or not (path / "run.json").is_file():
+        return assembly.recipe.slots
+    sessions = load_run(path).sessions
+    return int(sessions[0]["slots"]) if sessions else "auto"
+
+
+def _budget_lines(parts: Sequence[TaskPart]) -> Iterator[str]:
+    for one in parts:
+        if one.part.budget is not None:
+            yield f"{one.task.name}: {one.part.budget.sentence}"
+            if one.part.budget.warning:
+                yield f"warning: {one.part.budget.warning}"
+
+
+def _record(assembly: Assembly, task: str, problem: Problem, prompt: Prompt, completion: Completion) -> dict[str, Any]:
+    """A line of completions.jsonl, its grade not yet filled in."""
+    text = assembly.tokenizer.decode(completion.token_ids)
+    return {
+        "id": completion.request.id,
+        "task": task,
+        "problem_id": problem.id,
+        "sample": completion.request.sample,
+        "seed": assembly.recipe.seed,
+        "prompt_tokens": len(prompt.token_ids),
+        "completion_tokens": len(completion.token_ids),
+        "text": text,
+        "thought_open": prompt.thought_open,
+        "finish_reason": completion.finish_reason,
+        "error": completion.error,
+        "grade": "error",
+        "extracted": None,
+        "rule": "",
+        "gold": problem.answer,
+        "cuts": completion.cuts,
+        "cached_tokens": completion.cached_tokens,
+        "repetition": has_repetition(text),
+        "garbage": has_garbage_tail(text),
+        "latency_s": round(completion.latency_s, 3),
+        "metadata": dict(problem.metadata),
+    }
+
+
+def _graded(grader: Grader, fallbacks: Sequence[str], record: dict[str, Any]) -> dict[str, Any]:
+    if record["finish_reason"] == "error":
+        return record
+    grade = grader.grade(record["gold"], record["text"], thought_open=record["thought_open"], fallbacks=fallbacks)
+    return record | _grade_keys(grade)
+
+
+def _grade_keys(grade: Grade) -> dict[str, Any]:
+    error = grade.detail if grade.status == "error" else None
+    return {"grade": grade.status, "extracted": grade.extracted, "rule": grade.rule, "error": error}

@@ -1,0 +1,24 @@
+"""Uniform random eviction (with the prompt protected, the baseline of arXiv 2609.03430)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vase_cli.eviction._scores import sampled
+from vase_cli.eviction.base import CacheView, EvictionPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(EvictionPolicy):
+    """Keeps a uniform sample of the candidates; with protect_prompt this is "Random Attention"."""
+
+    samples: ClassVar[bool] = True
+
+    def keep_scores(self, view: CacheView) -> Tensor:
+        """The same weight for every candidate."""
+        return sampled(view, torch.ones_like(view.candidate_positions, dtype=torch.float32))
+
+
+METHOD = Random

@@ -1,0 +1,53 @@
+"""One number in words or symbols, as GSM8K asks for it (https://arxiv.org/abs/2110.14168)."""
+
+import re
+from typing import ClassVar
+
+from vase_cli.errors import DataError
+from vase_cli.graders import _latex
+from vase_cli.graders.base import Grader, Status
+
+_NUMERAL = r"[-+]?\s*[$€£]?\s*[-+]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)(?:\s*/\s*[0-9]+)?(?:\s*\\?%)?"
+_AMONG_WORDS = re.compile(rf"(?:[A-Za-z]+[:\s]+)*(?P<numeral>{_NUMERAL})(?P<rest>.*)", re.DOTALL)
+# A single letter that touches the number is a variable.
+_WORDS = re.compile(r"(?:[A-Za-z]{2,}|(?=[\s/]))(?:(?:\s*/\s*|\s+)[A-Za-z]+)*\s*|")
+
+
+class NumberGrader(Grader):
+    """An answer is right if the one number it holds has the gold answer's exact value."""
+
+    name: ClassVar[str] = "number"
+    policies: ClassVar[tuple[str, ...]] = (
+        "Only the last balanced, non-empty box of the answer part counts.",
+        "Values are compared exactly: 18, 18.00, 36/2 and 1.8e1 are one answer, 18.01 is another.",
+        "Thousands separators, currency signs, units and words around the one number are ignored.",
+        "Of an equation the last side counts; other expressions are not evaluated, and two numbers are no answer.",
+        "A number followed by a proper fraction is a mixed number: 1\\frac12 is 3/2.",
+        "p% equals p and p/100: 50% answers both 50 and 0.5, but 50 never answers 0.5.",
+    )
+
+    def check_gold(self, answer: str) -> None:
+        """Refuses a gold answer that is no number."""
+        if _latex.scalar(_latex.normalise(answer)) is None:
+            raise DataError(f"the gold answer '{answer[:40]}' is not a number")
+
+    def judge(self, answer: str, extracted: str) -> tuple[Status, str]:
+        """Compares values."""
+        gold = _latex.scalar(_latex.normalise(answer))
+        given = _number(_latex.last_side(_latex.normalise(extracted)))
+        right = gold is not None and given is not None and _latex.same_exactly(gold, given)
+        return ("correct" if right else "wrong"), ""
+
+
+def _number(text: str) -> _latex.Scalar | None:
+    plain = _latex.scalar(text)
+    if plain is not None:
+        return plain
+    bare = re.sub(r"\\text\{([^{}]*)\}(?:\^\{?[0-9]\}?)?", r" \1 ", _latex.without_units(text)).strip().rstrip(".")
+    among = _AMONG_WORDS.fullmatch(bare)
+    if among is None or not _WORDS.fullmatch(among["rest"]):
+        return None
+    return _latex.scalar(among["numeral"].strip().rstrip(",."))
+
+
+GRADER = NumberGrader

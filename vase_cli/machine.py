@@ -1,0 +1,54 @@
+"""What this machine has, and which recipes fit it."""
+
+from dataclasses import dataclass
+
+from vase_cli.catalog import Catalog
+from vase_cli.errors import VaseError
+from vase_cli.memory import available_ram_bytes
+from vase_cli.report import readable_bytes
+
+_BYTES_PER_PARAMETER = {"bfloat16": 2, "float16": 2, "float32": 4, "auto": 2}
+_SHARE_FOR_WEIGHTS = 0.85
+"""Of the free memory; the rest holds at least a few sequences' cache and the working set."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """The recipes whose weights fit a device, by name.
+
+    Attributes:
+        device_type: "cuda" or "cpu".
+        description: the device and its free memory, for people.
+    """
+
+    device_type: str
+    description: str
+    recipes: tuple[str, ...]
+
+
+def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
+    """Which recipes fit the device, by the parameters their zoo entry states; nothing is loaded."""
+    device_type, available, description = _device(device)
+    fitting = []
+    for name in catalog.files("recipes"):
+        try:
+            recipe, entry, _ = catalog.resolve(name, {})
+        except VaseError:
+            continue  # a broken file of the user's own: `vase recipes validate` says what is wrong with it
+        dtype = recipe.dtype or entry.dtype
+        each = 4 if device_type == "cpu" and dtype in ("auto", "bfloat16") and recipe.dtype is None else 0
+        weights = (entry.parameters or 0) * (each or _BYTES_PER_PARAMETER[dtype])
+        if entry.parameters is not None and weights <= available * _SHARE_FOR_WEIGHTS:
+            fitting.append(name)
+    return Fitting(device_type, description, tuple(fitting))
+
+
+def _device(device: str) -> tuple[str, int, str]:
+    import torch
+
+    if device != "cpu" and torch.cuda.is_available():
+        index = torch.device(device).index or 0 if device != "auto" else 0
+        free, _ = torch.cuda.mem_get_info(index)
+        return "cuda", free, f"{torch.cuda.get_device_name(index)}, {readable_bytes(free)} free"
+    free = available_ram_bytes()
+    return "cpu", free, f"no GPU, {readable_bytes(free)} of memory free"

@@ -1,0 +1,139 @@
+"""How much memory a run needs, worked out before a weight is read.
+
+Letters: B slots, T prompt tokens, V vocabulary, Hq query heads, H KV heads, D head dim.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vase_cli.errors import ConfigError
+from vase_cli.report import readable_bytes
+
+if TYPE_CHECKING:
+    from vase_cli.cache import CacheShape
+    from vase_cli.models import ModelFacts
+
+_USABLE_SHARE = 0.9
+"""Of the free memory; the rest is for the allocator's rounding and for what others take meanwhile."""
+
+_GREEDY_BYTES_PER_LOGIT = 8
+_SAMPLED_BYTES_PER_LOGIT = 44
+"""Logits and what sampling makes of them: float32, ranks and indices in int64."""
+
+_CUT_WORKING_BYTES = 3 * 256 * 2**20
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of one run, by what they are for.
+
+    Attributes:
+        slots: B.
+        weights_bytes: the model.
+        cache_bytes: keys, values, positions and queries of all slots.
+        logits_bytes: logits and sampling of all slots.
+        prompt_bytes: states and activations of the longest prompt while it is prefilled, or of a cut.
+        available_bytes: free memory when the plan was made.
+    """
+
+    slots: int
+    weights_bytes: int
+    cache_bytes: int
+    logits_bytes: int
+    prompt_bytes: int
+    available_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The expected peak."""
+        return self.weights_bytes + self.cache_bytes + self.logits_bytes + self.prompt_bytes
+
+    def sentence(self) -> str:
+        """The plan in one line."""
+        parts = {
+            "weights": self.weights_bytes,
+            f"cache of {self.slots} slots": self.cache_bytes,
+            "logits": self.logits_bytes,
+            "prompt": self.prompt_bytes,
+        }
+        listed = " + ".join(f"{name} {readable_bytes(size)}" for name, size in parts.items())
+        return f"{listed} = {readable_bytes(self.total_bytes)} of {readable_bytes(self.available_bytes)} free"
+
+
+def plan_memory(
+    facts: "ModelFacts",
+    cache_shape: Callable[[int], "CacheShape"],
+    *,
+    sampled: bool,
+    longest_prompt_tokens: int,
+    available_bytes: int,
+    slots: int | str,
+    most_slots: int,
+) -> MemoryPlan:
+    """Plan a run.
+
+    Args:
+        facts: the model.
+        cache_shape: the cache's sizes for a number of slots.
+        sampled: whether tokens are drawn, not greedy.
+        longest_prompt_tokens: T of the longest prompt.
+        available_bytes: free memory on the device.
+        slots: how many, or "auto" for as many as fit, up to ``most_slots``.
+        most_slots: more than these bring nothing.
+
+    Raises:
+        ConfigError: not even one slot fits, or the slots that were asked for do not; says the figures.
+    """
+
+    def plan(count: int) -> MemoryPlan:
+        shape = cache_shape(count)
+        element = shape.element_bytes
+        heads_width = (shape.query_heads + 2 * shape.kv_heads) * shape.head_dim
+        prompt = longest_prompt_tokens * element * (4 * facts.hidden + 3 * facts.mlp + 2 * heads_width)
+        return MemoryPlan(
+            slots=count,
+            weights_bytes=facts.weights_bytes,
+            cache_bytes=shape.bytes,
+            logits_bytes=count * facts.vocabulary * (_SAMPLED_BYTES_PER_LOGIT if sampled else _GREEDY_BYTES_PER_LOGIT),
+            prompt_bytes=max(prompt, min(_CUT_WORKING_BYTES, 4 * shape.bytes // shape.slots)),
+            available_bytes=available_bytes,
+        )
+
+    usable = int(available_bytes * _USABLE_SHARE)
+    one, two = plan(1), plan(2)
+    fitting = 1 + (usable - one.total_bytes) // (two.total_bytes - one.total_bytes)
+    if fitting < 1:
+        raise ConfigError(
+            f"this run does not fit: {one.sentence()}, of which {_USABLE_SHARE:.0%} can be planned with; use a smaller "
+            "model, budget or limit, or a device with more memory"
+        )
+    if slots == "auto":
+        return plan(min(fitting, most_slots))
+    if int(slots) > fitting:
+        raise ConfigError(
+            f"{slots} slots do not fit: {plan(int(slots)).sentence()}, of which {_USABLE_SHARE:.0%} can be planned with; "
+            f"use --slots {fitting} or less, or --slots auto"
+        )
+    return plan(int(slots))
+
+
+def available_ram_bytes() -> int:
+    """Memory that this process could still take: the system's, or less where a control group limits it."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit, used = (_lines(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
+    if limit and used and limit[0].isdigit():
+        available = min(available, int(limit[0]) - int(used[0]))
+    return max(available, 0)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

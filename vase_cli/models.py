@@ -1,0 +1,405 @@
+"""The only contact with transformers: find and load a model, reach its attention, fill its chat template.
+
+The model is transformers' own. It reaches the static cache through ``AttentionInterface``: every layer calls
+:func:`_attention`, which hands its states to the forward step that travels as a keyword argument. Families
+that use the interface work without code of their own (Qwen3, Qwen2, Llama, Mistral, Qwen3-MoE).
+
+Letters: B rows, T tokens, V vocabulary, Hq query heads, H KV heads, D head dim.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from vase_cli.config import ModelEntry, ModelShape
+from vase_cli.errors import ModelError
+from vase_cli.forward import ForwardStep
+
+_INTERFACE = "vase"
+_STEP = "vase_step"
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function of every layer: states (B, heads, T, D) in, (B, T, Hq, D) out."""
+    step: ForwardStep | None = kwargs.get(_STEP)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if step is None:
+        raise RuntimeError(f"a model with attention '{_INTERFACE}' was called without {_STEP}")
+    if attention_mask is not None:
+        raise RuntimeError("rows are packed from slot 0 with their own lengths: no attention mask may come here")
+    unserved = {"sliding_window": sliding_window, "softcap": kwargs.get("softcap"), "s_aux": kwargs.get("s_aux")}
+    for name, given in unserved.items():
+        if given is not None:
+            raise ModelError(f"layer {layer} of this model uses {name}, which the static cache cannot serve")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return step.attend(layer, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The mask function of the interface: lengths travel with the cache, a mask is never built."""
+
+
+AttentionInterface.register(_INTERFACE, _attention)
+AttentionMaskInterface.register(_INTERFACE, _no_mask)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model before its weights are read.
+
+    Attributes:
+        shape: layers and heads.
+        vocabulary: V.
+        hidden: width of the residual stream.
+        mlp: width of the MLP (of all experts that one token uses).
+        weights_bytes: parameters and buffers in ``dtype``, each counted once.
+        parameters: elements of all parameters, each counted once.
+        dtype: what the weights are loaded as.
+        max_tokens: the longest text the model's position encoding is configured for; None if not said.
+    """
+
+    shape: ModelShape
+    vocabulary: int
+    hidden: int
+    mlp: int
+    weights_bytes: int
+    parameters: int
+    dtype: str
+    max_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as the model sees it; ``thought_open`` says that it ends inside an open ``<think>``."""
+
+    token_ids: tuple[int, ...]
+    thought_open: bool
+
+
+def resolve_device(device: str) -> torch.device:
+    """ "auto" is the first CUDA device, else the CPU.
+
+    Raises:
+        ModelError: a CUDA device that is not there.
+    """
+    if device == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    resolved = torch.device(device)
+    if resolved.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        index = resolved.index or 0
+        if index >= count:
+            raise ModelError(f"no CUDA device {index}: PyTorch sees {count}; use --device cpu or auto")
+        return torch.device("cuda", index)
+    return resolved
+
+
+def describe(entry: ModelEntry, dtype: str | None, device: torch.device) -> ModelFacts:
+    """Read a model's config and refuse what the cache cannot serve; no weight is read.
+
+    Args:
+        entry: the model; its ``shape`` is checked against the config where it is set.
+        dtype: a name from the command line or recipe; None or "auto" is the checkpoint's own on a GPU, and
+            float32 on a CPU.
+        device: where it will run.
+
+    Raises:
+        ModelError: not found, gated, offline, unreadable, or not to be served.
+    """
+    return _facts(entry, _config(entry), dtype, device)
+
+
+class ChatTokenizer:
+    """A model's tokenizer and chat template."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be turned into a prompt."""
+        return bool(self._tokenizer.chat_template)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's own end-of-text id; the generation config may name more."""
+        end: int | None = self._tokenizer.eos_token_id
+        return end
+
+    def encode_text(self, text: str) -> Prompt:
+        """A prompt taken as it is, without a chat template."""
+        return Prompt(tuple(self._tokenizer(text)["input_ids"]), _ends_in_thought(text))
+
+    def encode_chat(self, user: str, *, system: str | None, think: bool) -> Prompt:
+        """A user message, and a system message if given, through the chat template.
+
+        Raises:
+            ModelError: the tokenizer has no chat template, or it refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise ModelError("this model's tokenizer has no chat template: use --raw to give the prompt as it is")
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        messages.append({"role": "user", "content": user})
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, enable_thinking=think
+            )
+        except Exception as error:  # the template is a program that came with the model
+            raise ModelError(f"the model's chat template refused the messages: {_first_line(error)}") from error
+        token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return Prompt(tuple(token_ids), _ends_in_thought(text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, without special tokens (``<think>`` is text)."""
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
+class LanguageModel:
+    """A loaded model.
+
+    Attributes:
+        facts: see :class:`ModelFacts`.
+        device: where the weights are.
+        eos_token_ids: every id that ends a text, from the generation config.
+    """
+
+    def __init__(
+        self, facts: ModelFacts, model: PreTrainedModel, eos_token_ids: frozenset[int], device: torch.device
+    ) -> None:
+        self.facts = facts
+        self.device = device
+        self.eos_token_ids = eos_token_ids
+        self._model = model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and states."""
+        return _DTYPES[self.facts.dtype]
+
+    def forward(self, token_ids: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:
+        """Run the model: token ids and text positions, (B, T) int64, to the logits of the last token, (B, V)."""
+        out = self._model(
+            input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=1, **{_STEP: step}
+        )
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+
+def load_tokenizer(entry: ModelEntry) -> ChatTokenizer:
+    """Load the tokenizer alone: prompts are counted before weights are read.
+
+    Raises:
+        ModelError: one line, as in :func:`describe`.
+    """
+    with _quiet(), _one_line(entry):
+        return ChatTokenizer(AutoTokenizer.from_pretrained(_where(entry), revision=entry.revision))
+
+
+def load(entry: ModelEntry, tokenizer: ChatTokenizer, dtype: str | None, device: torch.device) -> LanguageModel:
+    """Load the weights; ``dtype`` as in :func:`describe`.
+
+    Raises:
+        ModelError: one line, as in :func:`describe`; also for weights that are missing, cut or of another shape.
+    """
+    config = _config(entry)
+    facts = _facts(entry, config, dtype, device)
+    where = _where(entry)
+    with _quiet(), _one_line(entry):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            where,
+            revision=entry.revision,
+            config=config,
+            dtype=_DTYPES[facts.dtype],
+            attn_implementation=_INTERFACE,
+            output_loading_info=True,
+        )
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(f"{where}: the weights lack {len(missing)} tensors, {missing[0]} first: fetch the model again")
+    if mismatched := info.get("mismatched_keys"):
+        raise ModelError(f"{where}: {next(iter(mismatched))[0]} has another shape than the config says")
+    model = model.eval().to(device)
+    language_model = LanguageModel(facts, model, _eos_token_ids(model, tokenizer, where), device)
+    _check_layers(language_model)
+    return language_model
+
+
+class _Probe:
+    """A forward step that only counts which layers call it, and with which shapes."""
+
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+        self.shapes: set[tuple[int, int, int]] = set()
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        self.layers.append(layer)
+        self.shapes.add((queries.shape[2], keys.shape[2], keys.shape[3]))
+        self.shapes.add((queries.shape[2], values.shape[2], values.shape[3]))
+        return queries
+
+
+@torch.inference_mode()
+def _check_layers(model: LanguageModel) -> None:
+    """One forward of two tokens: every layer must reach the cache, with the shape the config says."""
+    shape = model.facts.shape
+    probe = _Probe()
+    tokens = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
+    model.forward(tokens, torch.arange(2, device=model.device)[None], probe)
+    for layer in range(shape.layers):
+        if probe.layers.count(layer) != 1:
+            raise ModelError(
+                f"layer {layer} of this model does not use transformers' attention interface once: it cannot be served"
+            )
+    if probe.shapes != {(shape.heads, shape.kv_heads, shape.head_dim)}:
+        raise ModelError(f"this model's heads are {sorted(probe.shapes)}, its config says {shape}: it cannot be served")
+
+
+def _config(entry: ModelEntry) -> PreTrainedConfig:
+    where = _where(entry)
+    if entry.path is not None and not (entry.path / "config.json").is_file():
+        raise ModelError(f"{entry.path}: no config.json there; give a model folder, a hub id or a zoo name")
+    with _quiet(), _one_line(entry):
+        return AutoConfig.from_pretrained(where, revision=entry.revision)
+
+
+def _facts(entry: ModelEntry, config: PreTrainedConfig, dtype: str | None, device: torch.device) -> ModelFacts:
+    where = _where(entry)
+    _refuse_unserved(config, where)
+    heads = int(config.num_attention_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    shape = ModelShape(
+        layers=int(config.num_hidden_layers), heads=heads, kv_heads=int(kv_heads), head_dim=int(head_dim)
+    )
+    if entry.shape is not None and entry.shape != shape:
+        raise ModelError(
+            f"{where}: the config says {shape}, the zoo entry {entry.name} says {entry.shape}: not the same model"
+        )
+    with _quiet(), _one_line(entry), torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    skeleton.tie_weights()
+    parameters = {id(parameter): parameter.numel() for parameter in skeleton.parameters()}
+    name = _resolve_dtype(dtype or entry.dtype, config, device)
+    experts = getattr(config, "num_experts_per_tok", None)
+    mlp = config.moe_intermediate_size * experts if experts else config.intermediate_size
+    total = sum(parameters.values())
+    return ModelFacts(
+        shape=shape,
+        vocabulary=int(config.vocab_size),
+        hidden=int(config.hidden_size),
+        mlp=int(mlp),
+        weights_bytes=total * _DTYPES[name].itemsize,
+        parameters=total,
+        dtype=name,
+        max_tokens=getattr(config, "max_position_embeddings", None),
+    )
+
+
+def _refuse_unserved(config: PreTrainedConfig, where: str) -> None:
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{where}: {kind} is an encoder-decoder; the static cache serves decoder-only models")
+    if not hasattr(config, "num_attention_heads") or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"{where}: {kind} is not a decoder-only language model with attention")
+    layer_types = getattr(config, "layer_types", None)
+    for layer, layer_type in enumerate(layer_types or ()):
+        if layer_type != "full_attention":
+            raise ModelError(f"{where}: layer {layer} is {layer_type}; the static cache serves full attention only")
+    if not layer_types and getattr(config, "sliding_window", None) is not None:
+        raise ModelError(f"{where}: layer 0 is sliding_attention; the static cache serves full attention only")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in ("dynamic", "longrope"):
+        raise ModelError(f"{where}: rope type {rope} changes old positions as a text grows; kept keys would be wrong")
+
+
+def _resolve_dtype(dtype: str, config: PreTrainedConfig, device: torch.device) -> str:
+    if dtype != "auto":
+        return dtype
+    if device.type == "cpu":
+        return "float32"
+    stored = str(config.dtype or "float32").removeprefix("torch.")
+    return stored if stored in _DTYPES else "float32"
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: ChatTokenizer, where: str) -> frozenset[int]:
+    generation: GenerationConfig | None = model.generation_config
+    for ids in (getattr(generation, "eos_token_id", None), model.config.eos_token_id, tokenizer.eos_token_id):
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
+    raise ModelError(f"{where}: no eos_token_id in generation_config.json, config.json or the tokenizer")
+
+
+def _where(entry: ModelEntry) -> str:
+    return str(entry.path) if entry.path is not None else str(entry.hub_id)
+
+
+def _ends_in_thought(prompt: str) -> bool:
+    return prompt.rfind("<think>") > prompt.rfind("</think>")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars and warnings: what matters is checked and said by us."""
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
+
+
+@contextlib.contextmanager
+def _one_line(entry: ModelEntry) -> Iterator[None]:
+    """Turn what loading raises for a bad folder, an unreachable hub or a damaged file into one line."""
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+    from safetensors import SafetensorError
+
+    where = _where(entry)
+    try:
+        yield
+    except GatedRepoError as error:
+        raise ModelError(f"{where} is gated: accept its terms on the hub, then run `hf auth login`") from error
+    except (OSError, HfHubHTTPError) as error:
+        hint = (
+            "check the files"
+            if entry.path is not None
+            else "check the name and the network, or give a folder with --model"
+        )
+        raise ModelError(f"{where} cannot be loaded ({_first_line(error)}): {hint}") from error
+    except (SafetensorError, json.JSONDecodeError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{where} cannot be loaded ({_first_line(error)}): check its files") from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(".:") if text else type(error).__name__

@@ -1,0 +1,27 @@
+"""A total order on scores: equal scores fall to the lower index, on every device."""
+
+import torch
+from torch import Tensor
+
+_INDEX_BITS = 24
+
+
+def best(scores: Tensor, count: int, *, first: Tensor | None = None) -> Tensor:
+    """Indices of the ``count`` largest scores along the last dimension, best first.
+
+    ``torch.topk`` leaves the order of equal values open; here score and index go into one integer.
+
+    Args:
+        scores: (..., M) float32 without NaN, M at most 2**24; infinities are allowed.
+        count: how many, at most M.
+        first: (..., M) bool, what comes before all the rest whatever its score.
+
+    Returns:
+        (..., count) int64.
+    """
+    bits = (scores + 0.0).contiguous().view(torch.int32).long()  # + 0.0: the two zeros are one score
+    rank = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # orders like the float
+    if first is not None:
+        rank = rank + (first.long() << 33)
+    indices = torch.arange(scores.shape[-1], device=scores.device)
+    return ((rank << _INDEX_BITS) - indices).topk(count, dim=-1).indices

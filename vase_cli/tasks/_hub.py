@@ -1,0 +1,55 @@
+"""Rows of a dataset on the Hugging Face hub, at a pinned revision."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vase_cli.errors import DataError
+from vase_cli.tasks._rows import KNOWN_FIELDS, Row, field_key
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """One split of a hub dataset; ``revision`` is a commit hash, or None where none is pinned."""
+
+    id: str
+    split: str
+    revision: str | None
+    config: str | None = None
+    id_prefix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.id}@{self.revision}" if self.revision else f"{self.id} (revision not pinned)"
+
+
+def read_hub(task: str, source: HubSource, *, gated: bool) -> Iterator[Row]:
+    """The rows of one hub dataset, downloaded once and then taken from the hub's cache.
+
+    Raises:
+        DataError: it cannot be loaded (offline, gated, gone), with the way out.
+    """
+    import datasets
+
+    # Its client logs every retry of a connection that is down; the one line below says it once.
+    client_log = logging.getLogger("huggingface_hub")
+    level = client_log.level
+    client_log.setLevel(logging.ERROR)
+    try:
+        rows = datasets.load_dataset(source.id, source.config, split=source.split, revision=source.revision)
+    # Whatever the hub's client raises (its own, HTTP and file system errors), the user's way out is the same.
+    except Exception as error:
+        local = f"give the problems as a file: --data {task}.jsonl, or $VASE_DATA, a folder with {task}.jsonl in it"
+        if gated:
+            page = f"https://huggingface.co/datasets/{source.id}"
+            way_out = f"it is gated: go online, accept its terms at {page} and log in with `hf auth login`, or {local}"
+        else:
+            way_out = f"go online, or {local}"
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise DataError(
+            f"cannot load {task} from the hub dataset {source.id} ({type(error).__name__}: {reason}); {way_out}"
+        ) from error
+    finally:
+        client_log.setLevel(level)
+    rows = rows.select_columns([name for name in rows.column_names if field_key(name) in KNOWN_FIELDS])
+    for number, fields in enumerate(rows, start=1):
+        yield Row(f"{source.id} row {number}", fields, id_prefix=source.id_prefix)
