@@ -14,6 +14,8 @@ from vase_cli.tasks.base import Problem, Task, example_problem, resolve_tasks
 
 FIXTURES = Path(__file__).parent / "data" / "tasks"
 NAMES = plugins.names("tasks")
+GENERATED = [name for name in NAMES if plugins.load("tasks", name).generate is not None]
+BENCHMARKS = [name for name in NAMES if name not in GENERATED]
 
 
 def fixture_rows(name: str) -> list[dict[str, object]]:
@@ -47,16 +49,38 @@ def test_facts(name: str) -> None:
     assert isinstance(task, Task)
     assert task.name == name
     assert task.title and task.license
-    assert task.url.startswith("https://")
     assert task.count is not None and task.count >= 1
     assert task.samples >= 1
     assert task.version >= 1
+    assert task.path is None
+    assert bool(task.hub) != (task.generate is not None)
+    assert importlib.import_module(f"vase_cli.tasks.{name}").TASK is task
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_facts_of_a_benchmark(name: str) -> None:
+    task = plugins.load("tasks", name)
+    assert task.url.startswith("https://")
     assert task.max_total_tokens == 32_768
-    assert task.hub and task.path is None
     for source in task.hub:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", source.id)
         assert source.revision is None or re.fullmatch(r"[0-9a-f]{40}", source.revision)
-    assert importlib.import_module(f"vase_cli.tasks.{name}").TASK is task
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_problems(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = plugins.load("tasks", name)
+    found = task.problems()
+    assert len(found.problems) == task.count == len({problem.prompt for problem in found.problems})
+    assert len({problem.id for problem in found.problems}) == task.count
+    assert found.source == f"generated (version {task.version})"
+    assert (found.skipped_rows, task.hub_id, task.split, task.revision) == ((), None, None, None)
+    assert task.problems(seed=1, limit=3).problems == found.problems[:3]
+    monkeypatch.setenv("VASE_DATA", str(tmp_path))  # a folder without its file changes nothing
+    assert task.problems() == found
+    with plugins.load("graders", task.grader)() as grader:
+        for problem in found.problems:
+            assert grader.grade(problem.answer, f"\\boxed{{{problem.answer}}}").status == "correct"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,7 +107,7 @@ def test_gold_answers_suit_the_grader(name: str) -> None:
             assert grader.grade(problem.answer, f"So it is \\boxed{{{problem.answer}}}.").status == "correct"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_prompt_is_the_question_and_one_line_of_instruction(name: str) -> None:
     task = plugins.load("tasks", name)
     for row, problem in zip(fixture_rows(name), task.problems(data=FIXTURES).problems, strict=True):
@@ -114,10 +138,16 @@ def test_records_are_json(name: str) -> None:
         assert json.loads(json.dumps(dict(problem.metadata))) == problem.metadata
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_example_prompt(name: str) -> None:
     task = plugins.load("tasks", name)
     assert example_problem(task).prompt.startswith("How much is 2 + 2?")
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_example_prompt_of_generated_problems(name: str) -> None:
+    task = plugins.load("tasks", name)
+    assert example_problem(task) == task.problems(limit=1).problems[0]
 
 
 def test_samples_of_the_paper() -> None:

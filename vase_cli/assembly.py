@@ -15,7 +15,7 @@ from vase_cli.config import ModelEntry, Recipe, make_method
 from vase_cli.engine import Engine, EngineSettings, EngineStats, check_settings
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
-from vase_cli.memory import MemoryPlan, available_ram_bytes, plan_memory
+from vase_cli.memory import MemoryPlan, available_ram_bytes, plan_memory, resident_bytes
 from vase_cli.models import ChatTokenizer, LanguageModel, ModelFacts, describe, load, load_tokenizer, resolve_device
 
 MOST_SLOTS = {"cuda": 256, "cpu": 16}
@@ -148,6 +148,12 @@ class Assembly:
     def device_name(self) -> str:
         """What it computes on, for a report."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    def memory_bytes(self) -> int:
+        """Memory in use now: allocated on the GPU, resident in the process on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device)
+        return resident_bytes()
 
     def peak_bytes(self) -> int:
         """Most memory in use so far: allocated on the GPU, resident in the process on a CPU."""

@@ -88,7 +88,6 @@ class EngineStats:
     decode_steps: int = 0
     decode_s: float = 0.0
     cuts: int = 0
-    cut_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -207,6 +206,11 @@ class Engine:
             if isinstance(event, Completion):
                 yield event
 
+    def held(self) -> dict[str, tuple[int, int]]:
+        """Cached tokens per KV head and cuts so far, by the id of each running request."""
+        running = [sequence for sequence in self._sequences if sequence is not None]
+        return {sequence.request.id: (sequence.cached_tokens, sequence.cuts) for sequence in running}
+
     @torch.inference_mode()
     def stream(self, requests: Iterable[Request]) -> Iterator[NewTokens | Completion]:
         """As :meth:`generate`, and the tokens of every moment as they are made."""
@@ -296,9 +300,6 @@ class Engine:
         if cutter is None:
             return {}
         due = [sequence for sequence in running if sequence.cached_tokens == cutter.budget + cutter.window]
-        if not due:
-            return {}
-        started = time.perf_counter()
         flags = {}
         for sequence in due:
             subject = CutSubject(
@@ -309,9 +310,6 @@ class Engine:
             sequence.cached_tokens = cutter.budget
             sequence.cuts += 1
             self.stats.cuts += 1
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
-        self.stats.cut_s += time.perf_counter() - started
         return flags
 
     def _sample(self, logits: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

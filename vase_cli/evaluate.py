@@ -1,6 +1,8 @@
 """Batch evaluation: tasks to problems, prompts, completions, grades, one stored line each, and a summary."""
 
+import contextlib
 import dataclasses
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,14 +12,15 @@ from typing import Any, Protocol
 from vase_cli import plugins
 from vase_cli.assembly import Assembly, Part, add_stats, measured
 from vase_cli.cache import CacheShape
-from vase_cli.engine import Completion, EngineStats, NewTokens, Request
+from vase_cli.engine import Completion, Engine, EngineStats, NewTokens, Request
 from vase_cli.environment import environment
-from vase_cli.errors import ConfigError
+from vase_cli.errors import ConfigError, DataError
 from vase_cli.graders.base import Grade, Grader
 from vase_cli.models import Prompt
 from vase_cli.repetition import has_garbage_tail, has_repetition
 from vase_cli.report import load_run, summarize
-from vase_cli.run_folder import RunFolder, config_hash, run_name
+from vase_cli.report_schema import FORMAT
+from vase_cli.run_folder import RunFolder, config_hash, now, run_name
 from vase_cli.tasks.base import Problem, ProblemSet, Task
 
 _SAMPLES_BETWEEN_SESSION_WRITES = 8
@@ -30,12 +33,12 @@ class Progress(Protocol):
         """One line the user should read."""
         ...
 
-    def start(self, task: str, finished: int, planned: int) -> None:
-        """A task begins, with so many of its planned samples stored already."""
+    def start(self, task: str, finished: int, planned: int, engine: Engine | None) -> None:
+        """A task begins, with so many of its planned samples stored already; no engine if that is all of them."""
         ...
 
-    def tokens(self, count: int) -> None:
-        """So many tokens were generated."""
+    def tokens(self, tokens: Sequence[tuple[Request, int]]) -> None:
+        """These tokens were generated, one for each of some requests."""
         ...
 
     def sample(self, record: Mapping[str, Any]) -> None:
@@ -66,38 +69,57 @@ def prepare(
     for task in tasks:
         part = assembly.part(task.name, max_new_tokens=task.max_new_tokens, max_total_tokens=task.max_total_tokens)
         problems = task.problems(data=data, seed=recipe.seed, limit=recipe.limit, skip_bad_rows=skip_bad_rows)
+        _check_golds(task, problems)
         parts.append(TaskPart(task, problems, recipe.samples or task.samples, part))
     return parts
 
 
+def _check_golds(task: Task, problems: ProblemSet) -> None:
+    """Refuse a gold answer that no completion could match, before anything is generated for it."""
+    with plugins.load("graders", task.grader)() as grader:
+        for problem in problems.problems:
+            try:
+                grader.check_gold(problem.answer)
+            except DataError as error:
+                raise DataError(f"{problems.source}: problem {problem.id} of {task.name}: {error}") from error
+
+
 def evaluate(
-    assembly: Assembly, parts: Sequence[TaskPart], *, root: Path, command: Sequence[str], progress: Progress
-) -> tuple[RunFolder, dict[str, Any]]:
+    assembly: Assembly,
+    parts: Sequence[TaskPart],
+    *,
+    root: Path | None,
+    command: Sequence[str],
+    progress: Progress,
+    raw: bool = False,
+) -> tuple[Path | None, dict[str, Any]]:
     """Generate, grade and store every sample that the run's folder does not hold yet.
 
     On Ctrl-C and on an error what was finished is stored, and the summary says that it is of a part.
 
     Args:
         assembly: recipe and model.
-        parts: from :func:`prepare`.
-        root: the folder of all runs.
+        parts: from :func:`prepare`; a task without a grader is not graded.
+        root: the folder of all runs; None stores nothing.
         command: the command line, for the record.
         progress: told what happens.
+        raw: give prompts to the model as they are, without its chat template.
 
     Returns:
-        The run's folder, closed, and its summary.
+        The run's folder, None if nothing is stored, and the summary.
 
     Raises:
         VaseError: one line; what was stored is whole.
     """
-    run = describe_run(assembly, parts, command)
-    prompts = [_prompts(assembly, task_part) for task_part in parts]
+    run = describe_run(assembly, parts, command, raw=raw)
+    prompts = [_prompts(assembly, task_part, raw) for task_part in parts]
     longest = [max(len(prompt.token_ids) for prompt in of_task.values()) for of_task in prompts]
     planned = sum(len(one.problems.problems) * one.samples for one in parts)
-    slots = _slots(assembly, root / run["name"])
+    slots = _slots(assembly, None if root is None else root / run["name"])
     plan = assembly.plan([(one.part, tokens) for one, tokens in zip(parts, longest, strict=True)], planned, slots)
-    with RunFolder.open(root, run["name"], run) as folder:
-        for line in (*_budget_lines(parts), *folder.notes, plan.sentence()):
+    folder = None if root is None else RunFolder.open(root, run["name"], run)
+    with contextlib.nullcontext() if folder is None else folder:
+        for line in (*_budget_lines(parts), *(folder.notes if folder else ()), plan.sentence()):
             progress.note(line)
         session = _Session(assembly, folder, plan.slots)
         try:
@@ -105,16 +127,12 @@ def evaluate(
                 _evaluate_task(session, task_part, of_task, tokens, progress)
         finally:
             session.write()
-            summary = summarize(folder.completed().values(), folder.run, folder.sessions())
-            folder.write_summary(summary)
-    return folder, summary
+            summary = session.summarize(run)
+    return None if folder is None else folder.path, summary
 
 
-def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequence[str]) -> dict[str, Any]:
+def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequence[str], *, raw: bool) -> dict[str, Any]:
     """What run.json says of an evaluation; ``config`` is what decides its tokens and grades."""
-    from vase_cli.report_schema import FORMAT
-    from vase_cli.run_folder import now
-
     recipe = assembly.recipe
     config = {
         "model": assembly.entry.hub_id or str(assembly.entry.path),
@@ -130,10 +148,14 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
         "seed": recipe.seed,
         "think": recipe.think,
         "system_prompt": recipe.system_prompt,
+        "raw": raw,
         "limit": recipe.limit,
         "tasks": {
             one.task.name: {
                 "version": one.task.version,
+                "problems": _problems_digest(one.problems),
+                "grader": one.task.grader,
+                "fallbacks": list(one.task.fallbacks),
                 "samples": one.samples,
                 "budget": None if one.part.budget is None else one.part.budget.tokens,
                 "max_new_tokens": one.part.max_new_tokens,
@@ -175,6 +197,11 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
     }
 
 
+def _problems_digest(problems: ProblemSet) -> str:
+    """Names what was asked and what is right, so that an edited problem file is another run."""
+    return config_hash({"problems": [[one.id, one.prompt, one.answer] for one in problems.problems]})[:16]
+
+
 def regrade(path: Path) -> tuple[dict[str, Any], int, Path | None]:
     """Grade the stored texts of a run again, without a model.
 
@@ -186,6 +213,10 @@ def regrade(path: Path) -> tuple[dict[str, Any], int, Path | None]:
     """
     with RunFolder.existing(path) as folder:
         tasks = {task["name"]: task for task in folder.run["tasks"]}
+        if ungraded := [name for name, task in tasks.items() if not task["grader"]]:
+            raise ConfigError(
+                f"{path}: '{ungraded[0]}' has no right answers: it was made by `vase run`, not `vase eval`"
+            )
         records, changed = [], 0
         graders = {name: plugins.load("graders", name)() for name in {task["grader"] for task in tasks.values()}}
         try:
@@ -213,10 +244,11 @@ def regrade(path: Path) -> tuple[dict[str, Any], int, Path | None]:
 class _Session:
     """What this process does in a run's folder: engines, figures, and the lines of sessions.jsonl."""
 
-    def __init__(self, assembly: Assembly, folder: RunFolder, slots: int) -> None:
+    def __init__(self, assembly: Assembly, folder: RunFolder | None, slots: int) -> None:
         self.assembly = assembly
-        self.folder = folder
         self.slots = slots
+        self._folder = folder
+        self._unstored: list[Mapping[str, Any]] = []
         self._stats = EngineStats()
         self._current = EngineStats()
         self._cache: CacheShape | None = None
@@ -229,51 +261,69 @@ class _Session:
         if self._cache is None or cache.bytes > self._cache.bytes:
             self._cache = cache
 
+    def finished(self) -> frozenset[str]:
+        """Ids of the samples that are stored."""
+        return frozenset(self._folder.completed() if self._folder else ())
+
     def store(self, record: Mapping[str, Any]) -> None:
         """Append a record, and now and then the session's line."""
-        self.folder.append(record)
+        if self._folder is None:
+            self._unstored.append(record)
+        else:
+            self._folder.append(record)
         self._samples += 1
         if self._samples % _SAMPLES_BETWEEN_SESSION_WRITES == 1:
             self.write()
 
     def write(self) -> None:
         """Write the session's line, if anything was computed."""
-        if self._cache is not None:
+        if self._folder is not None and self._cache is not None:
             stats = add_stats(self._stats, self._current)
-            self.folder.record_session(
+            self._folder.record_session(
                 measured(self.assembly, stats, slots=self.slots, samples=self._samples, cache=self._cache)
             )
+
+    def summarize(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """The summary of what is stored, written into the folder if there is one."""
+        if self._folder is None:
+            return summarize(self._unstored, run)
+        summary = summarize(self._folder.completed().values(), self._folder.run, self._folder.sessions())
+        self._folder.write_summary(summary)
+        return summary
 
 
 def _evaluate_task(
     session: _Session, task_part: TaskPart, prompts: Mapping[str, Prompt], longest: int, progress: Progress
 ) -> None:
     task, problems = task_part.task, task_part.problems.problems
-    stored = session.folder.completed()
+    finished = session.finished()
     requests = {
-        request.id: (request, problem) for request, problem in _requests(task_part, prompts) if request.id not in stored
+        request.id: (request, problem)
+        for request, problem in _requests(task_part, prompts)
+        if request.id not in finished
     }
     planned = len(problems) * task_part.samples
-    progress.start(task.name, planned - len(requests), planned)
     if not requests:
+        progress.start(task.name, planned, planned, None)
         return
     engine = session.assembly.engine(task_part.part, slots=session.slots, longest_prompt_tokens=longest)
     session.follow(engine.stats, engine.cache.shape)
-    grader: Grader = plugins.load("graders", task.grader)()
+    progress.start(task.name, planned - len(requests), planned, engine)
+    grader: Grader | None = plugins.load("graders", task.grader)() if task.grader else None
     # Grading waits for other processes and generation for the device: one thread lets them overlap.
-    with grader, ThreadPoolExecutor(max_workers=1) as pool:
-        grading: list[Future[dict[str, Any]]] = []
+    with contextlib.nullcontext() if grader is None else grader, ThreadPoolExecutor(max_workers=1) as pool:
+        grading: deque[Future[dict[str, Any]]] = deque()
 
         def store_graded(*, wait: bool) -> None:
             while grading and (wait or grading[0].done()):
-                record = grading.pop(0).result()
+                record = grading.popleft().result()
                 session.store(record)
                 progress.sample(record)
 
         try:
             for event in engine.stream(request for request, _ in requests.values()):
                 if isinstance(event, NewTokens):
-                    progress.tokens(len(event.tokens))
+                    progress.tokens(event.tokens)
                 else:
                     problem = requests[event.request.id][1]
                     record = _record(session.assembly, task.name, problem, prompts[problem.id], event)
@@ -291,12 +341,13 @@ def _requests(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> Iterator[tu
             yield Request(f"{name}/{sample}", prompts[problem.id].token_ids, name, sample), problem
 
 
-def _prompts(assembly: Assembly, task_part: TaskPart) -> dict[str, Prompt]:
-    """Each problem's prompt by its id: through the chat template where the model has one."""
+def _prompts(assembly: Assembly, task_part: TaskPart, raw: bool) -> dict[str, Prompt]:
+    """Each problem's prompt by its id: through the chat template where the model has one, unless ``raw``."""
     recipe, tokenizer = assembly.recipe, assembly.tokenizer
-    if not tokenizer.has_chat_template:
+    if raw or not tokenizer.has_chat_template:
         if recipe.system_prompt is not None:
-            raise ConfigError(f"{assembly.entry.name} has no chat template: it cannot take a system prompt")
+            why = "--raw gives the prompt as it is" if raw else f"{assembly.entry.name} has no chat template"
+            raise ConfigError(f"{why}, so there is no place for a system prompt: leave it out")
         return {problem.id: tokenizer.encode_text(problem.prompt) for problem in task_part.problems.problems}
     return {
         problem.id: tokenizer.encode_chat(problem.prompt, system=recipe.system_prompt, think=recipe.think)
@@ -304,9 +355,9 @@ def _prompts(assembly: Assembly, task_part: TaskPart) -> dict[str, Prompt]:
     }
 
 
-def _slots(assembly: Assembly, path: Path) -> int | str:
+def _slots(assembly: Assembly, path: Path | None) -> int | str:
     """The slots asked for; "auto" goes on with those the run was started with, as the batch shape decides bits."""
-    if assembly.recipe.slots != "auto" or not (path / "run.json").is_file():
+    if assembly.recipe.slots != "auto" or path is None or not (path / "run.json").is_file():
         return assembly.recipe.slots
     sessions = load_run(path).sessions
     return int(sessions[0]["slots"]) if sessions else "auto"
@@ -335,7 +386,7 @@ def _record(assembly: Assembly, task: str, problem: Problem, prompt: Prompt, com
         "thought_open": prompt.thought_open,
         "finish_reason": completion.finish_reason,
         "error": completion.error,
-        "grade": "error",
+        "grade": "error" if completion.finish_reason == "error" else None,
         "extracted": None,
         "rule": "",
         "gold": problem.answer,
@@ -348,8 +399,8 @@ def _record(assembly: Assembly, task: str, problem: Problem, prompt: Prompt, com
     }
 
 
-def _graded(grader: Grader, fallbacks: Sequence[str], record: dict[str, Any]) -> dict[str, Any]:
-    if record["finish_reason"] == "error":
+def _graded(grader: Grader | None, fallbacks: Sequence[str], record: dict[str, Any]) -> dict[str, Any]:
+    if grader is None or record["finish_reason"] == "error":
         return record
     grade = grader.grade(record["gold"], record["text"], thought_open=record["thought_open"], fallbacks=fallbacks)
     return record | _grade_keys(grade)

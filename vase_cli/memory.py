@@ -114,8 +114,8 @@ def plan_memory(
         return plan(min(fitting, most_slots))
     if int(slots) > fitting:
         raise ConfigError(
-            f"{slots} slots do not fit: {plan(int(slots)).sentence()}, of which {_USABLE_SHARE:.0%} can be planned with; "
-            f"use --slots {fitting} or less, or --slots auto"
+            f"{slots} slots do not fit: {plan(int(slots)).sentence()}, of which {_USABLE_SHARE:.0%} can be planned "
+            f"with; use --slots {fitting} or less, or --slots auto"
         )
     return plan(int(slots))
 
@@ -130,6 +130,14 @@ def available_ram_bytes() -> int:
     if limit and used and limit[0].isdigit():
         available = min(available, int(limit[0]) - int(used[0]))
     return max(available, 0)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM now; 0 where the system does not say."""
+    for line in _lines(Path("/proc/self/status")):
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _lines(path: Path) -> list[str]:

@@ -56,7 +56,8 @@ def gumbel(uniforms: Tensor) -> Tensor:
 
 def normal(uniforms: Tensor) -> Tensor:
     """Standard normal numbers from uniform ones, through the inverse of the normal distribution function."""
-    return torch.special.ndtri(uniforms)
+    values: Tensor = torch.special.ndtri(uniforms)
+    return values
 
 
 def _mix(state: Tensor) -> Tensor:

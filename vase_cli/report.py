@@ -125,10 +125,10 @@ def _metrics(records: Sequence[Record], tasks: Sequence[Record]) -> dict[str, An
     problems: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         problems.setdefault((record["task"], record["problem_id"]), []).append(record)
-    correct = [[float(_is_correct(sample)) for sample in samples] for samples in problems.values()]
-    strict = [
-        [float(_is_correct(sample) and not _fallback(sample)) for sample in samples] for samples in problems.values()
-    ]
+    # Prompts without right answers have no accuracy, and no sample of them lacks an answer.
+    graded = [samples for samples in problems.values() if all(sample["grade"] is not None for sample in samples)]
+    correct = [[float(_is_correct(sample)) for sample in samples] for samples in graded]
+    strict = [[float(_is_correct(sample) and not _fallback(sample)) for sample in samples] for samples in graded]
     accuracy, standard_error = mean_accuracy_and_standard_error(correct)
     planned = sum(task["problems"] * task["samples"] for task in tasks)
     return {
@@ -141,7 +141,7 @@ def _metrics(records: Sequence[Record], tasks: Sequence[Record]) -> dict[str, An
         "standard_error": standard_error,
         "strict_accuracy": mean_accuracy_and_standard_error(strict)[0],
         "pass_at_k": _pass_at_powers_of_two(correct),
-        "no_answer_share": _mean(record["grade"] == "no_answer" for record in records),
+        "no_answer_share": _mean(sample["grade"] == "no_answer" for samples in graded for sample in samples),
         "truncated_share": _mean(record["finish_reason"] == "length" for record in records),
         "loop_share": _mean(record["repetition"] for record in records),
         "garbage_share": _mean(record["garbage"] for record in records),

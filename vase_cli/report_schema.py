@@ -27,7 +27,7 @@ class Key:
     type: str
     unit: str
     meaning: str
-    values: tuple[str, ...] = ()
+    values: tuple[str | None, ...] = ()
     timing: bool = False
 
 
@@ -55,7 +55,7 @@ RUN_TASK = (
     Key("source", "string", "", "where the problems came from: hub id and revision, or a file"),
     Key("problems", "integer", "", "problems in this run"),
     Key("samples", "integer", "", "samples of each problem"),
-    Key("grader", "string", "", "name of the grader"),
+    Key("grader", "string", "", "name of the grader; empty for prompts without right answers"),
     Key("fallbacks", "array", "", "extraction rules the task allows beyond the last \\boxed{}"),
     Key("skipped_rows", "array", "", "rows left out, one line each with file, line and why"),
 )
@@ -78,7 +78,13 @@ COMPLETION = (
         ("stop", "length", "error"),
     ),
     Key("error", "string | null", "", "what went wrong with this sample, in generation or grading"),
-    Key("grade", "string", "", "the grader's verdict", ("correct", "wrong", "no_answer", "error")),
+    Key(
+        "grade",
+        "string | null",
+        "",
+        "the grader's verdict, or error if generation failed; null for a prompt without a right answer",
+        ("correct", "wrong", "no_answer", "error", None),
+    ),
     Key("extracted", "string | null", "", "the answer found in the text"),
     Key("rule", "string", "", "extraction rule that found it: boxed, or the name of a fallback; empty if none did"),
     Key("gold", "string", "", "the right answer"),
@@ -217,7 +223,7 @@ def check(keys: tuple[Key, ...], value: Any) -> str:
         ):
             return f"{key.name} is {item!r:.40}, not {' or '.join(types)}"
         if key.values and item not in key.values:
-            return f"{key.name} is {item!r:.40}, not one of {', '.join(key.values)}"
+            return f"{key.name} is {item!r:.40}, not one of {', '.join(map(str, key.values))}"
     return ""
 
 
@@ -235,7 +241,7 @@ def schema_text() -> str:
         lines = [title]
         for key in keys:
             remarks = [key.unit] if key.unit else []
-            remarks += [" | ".join(key.values)] if key.values else []
+            remarks += [" | ".join(str(value or "null") for value in key.values)] if key.values else []
             remarks += ["timing"] if key.timing else []
             remark = f" [{'; '.join(remarks)}]" if remarks else ""
             lines.append(f"  {key.name:<{name_width}}  {key.type:<{type_width}}  {key.meaning}{remark}")

@@ -100,9 +100,9 @@ def evaluate(
 
     parts = prepare(assembly, named, data=data, skip_bad_rows=skip_bad_rows)
     with EvalProgress() as progress:
-        folder, summary = run_evaluation(assembly, parts, root=out or DEFAULT_OUT, command=sys.argv, progress=progress)
+        path, summary = run_evaluation(assembly, parts, root=out or DEFAULT_OUT, command=sys.argv, progress=progress)
     print_summary(summary, as_json=as_json)
-    typer.echo(f"run folder: {folder.path}", err=True)
+    typer.echo(f"run folder: {path}", err=True)
 
 
 def print_summary(summary: dict[str, object], *, as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -57,7 +57,7 @@ class EvalProgress:
         else:
             typer.echo(line, err=True)
 
-    def start(self, task: str, finished: int, planned: int) -> None:
+    def start(self, task: str, finished: int, planned: int, engine: object) -> None:
         """A task begins, with so many of its planned samples stored already."""
         self._name, self._finished, self._planned = task, finished, planned
         self._graded = self._correct = 0
@@ -65,9 +65,9 @@ class EvalProgress:
             self.note(f"{task}: {finished} of {planned} samples are stored already")
         self._task = self._bar.add_task(task, total=planned, completed=finished, figures="")
 
-    def tokens(self, count: int) -> None:
-        """So many tokens were generated."""
-        self._tokens += count
+    def tokens(self, tokens: Sequence[object]) -> None:
+        """These tokens were generated."""
+        self._tokens += len(tokens)
         now = time.monotonic()
         if now - self._speed_since >= (_SECONDS_OF_SPEED if self._speed else 1.0):
             self._speed = self._tokens / (now - self._speed_since)

@@ -1,8 +1,166 @@
 """``vase run``: prompts in, text out."""
 
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
+from vase_cli.cli import options
+from vase_cli.cli.evaluate import DEFAULT_RECIPE
+from vase_cli.errors import ConfigError, DataError, RunError
 
-def run() -> None:
-    """Generate text for one prompt, or for each prompt of a file."""
-    typer.echo("")
+_TASK = "prompts"
+
+
+def run(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; left out, it is read from stdin.")] = None,
+    recipe: options.RecipeName = None,
+    model: options.Model = None,
+    think: options.Think = None,
+    system: options.System = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw", help="Through the chat template, or the prompt as it is; chat where there is one."
+        ),
+    ] = None,
+    zoo: options.Zoo = None,
+    recipes: options.Recipes = None,
+    method: options.Method = None,
+    budget: options.Budget = None,
+    option: options.MethodOptions = None,
+    window: options.Window = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    max_total_tokens: options.MaxTotalTokens = None,
+    slots: options.Slots = None,
+    dtype: options.DType = None,
+    attention: options.AttentionName = None,
+    device: options.Device = None,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", help="Prompts from a file: one a line, or JSONL with a field 'prompt'.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Also store a run folder here, as `vase eval` does.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Generate text for one prompt, or for each prompt of a file.
+
+    With nothing named it runs the embedded model. On a terminal the text streams; in a pipe it is text only.
+    """
+    prompts = _read_prompts(prompt, input_file)
+    overrides = {
+        "model": model,
+        "think": think,
+        "system_prompt": system,
+        "method": method,
+        "budget": budget,
+        "method_options": options.method_options(option),
+        "window": window,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+        "max_total_tokens": max_total_tokens,
+        "slots": options.slot_count(slots),
+        "dtype": dtype,
+        "attention": attention,
+        "device": device,
+    }
+    if recipe is None and model is None:
+        recipe = os.environ.get("VASE_RECIPE") or DEFAULT_RECIPE
+    resolved, entry = options.resolve(recipe, overrides, zoo=zoo, recipes=recipes)
+    assembly = options.assemble(resolved, entry)
+
+    from vase_cli.cli.streaming import RunOutput
+    from vase_cli.evaluate import TaskPart, evaluate
+    from vase_cli.report import load_run
+    from vase_cli.tasks.base import Problem, ProblemSet, Task
+
+    task = Task(name=_TASK, title="prompts of the user", hub=(), count=None, license="", url="", grader="", samples=1)
+    problems = tuple(Problem(str(index), text, "") for index, text in enumerate(prompts))
+    source = "command line" if input_file is None else str(input_file)
+    part = assembly.part(None, max_new_tokens=None, max_total_tokens=task.max_total_tokens)
+    raw = not chat if chat is not None else not assembly.tokenizer.has_chat_template
+    ids = [f"{_TASK}/{problem.id}/0" for problem in problems]
+    output = RunOutput(
+        ids,
+        assembly.tokenizer.decode,
+        as_json=as_json,
+        thought_open=entry.thinking.opened_by == "prompt" and resolved.think,
+        memory_bytes=assembly.memory_bytes,
+        budget=None if part.budget is None else part.budget.tokens,
+    )
+    with output:
+        path, _ = evaluate(
+            assembly,
+            [TaskPart(task, ProblemSet(_TASK, problems, source), 1, part)],
+            root=out,
+            command=sys.argv,
+            progress=output,
+            raw=raw,
+        )
+        if path is not None:
+            typer.echo(f"run folder: {path}", err=True)
+            records = load_run(path).records
+            for identifier in output.unseen():
+                output.stored(records[identifier])
+    if output.failed:
+        raise RunError(f"{output.failed} of {len(prompts)} prompts failed")
+
+
+def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:
+    """The prompts from the one place that was named: argument, file or stdin."""
+    if prompt is not None and input_file is not None:
+        raise ConfigError("a prompt and --input are both given: leave one out")
+    if input_file is not None:
+        return _read_file(input_file)
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise ConfigError("no prompt: give it as an argument, on stdin, or with --input FILE")
+        prompt = _decode(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
+    if not prompt.strip():
+        raise ConfigError("the prompt is empty: write one")
+    return [prompt]
+
+
+def _read_file(path: Path) -> list[str]:
+    """One prompt of each line that is not blank, or of each JSONL object."""
+    if path.suffix == ".jsonl":
+        from vase_cli.tasks._files import read_rows
+        from vase_cli.tasks._rows import QUESTION, Fields, RowError
+
+        prompts = []
+        for row in read_rows(path):
+            try:
+                if row.fields is None:
+                    raise RowError(row.fault)
+                prompts.append(Fields(row.fields).text(QUESTION))
+            except RowError as error:
+                raise DataError(f"{row.where}: {error}; mend or remove the line") from error
+    else:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
+        prompts = [line for line in _decode(content, str(path)).splitlines() if line.strip()]
+    if not prompts:
+        raise DataError(f"{path} holds no prompt: write one a line")
+    return prompts
+
+
+def _decode(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{where}:{line}: not UTF-8: save it as UTF-8") from error

@@ -108,7 +108,7 @@ class EvictionPolicy(ABC):
             the item's states are not finite, see :func:`vase_cli.eviction._scores.nan_unless_finite`.
         """
 
-    def check(self, budget: int, window: int) -> None:
+    def check(self, budget: int, window: int) -> None:  # noqa: B027 - most methods have nothing to refuse
         """Refuse parameters that cannot work with this budget.
 
         Raises:

@@ -1,11 +1,11 @@
 """What a task is, its problems, and how names on the command line become tasks.
 
 A task is one file of facts that defines ``TASK``; the file's name is the task's name. Its problems come
-from a local file where one is given, else from the hub at a pinned revision.
+from a local file where one is given, else from the hub at a pinned revision, or from the task's own generator.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class ProblemSet:
 class Task:
     """A benchmark as facts.
 
+    ``hub`` is empty where ``generate`` makes the problems, the same ones at each call.
     ``fallbacks`` are the grader's rules for an answer that is not in the last ``\\boxed{}``, in the order
     they are tried. ``prompt_format`` holds ``{question}``. ``max_new_tokens`` None: only
     ``max_total_tokens`` (prompt and completion) limits. ``version`` rises with any change that moves results.
@@ -66,7 +67,7 @@ class Task:
     name: str
     title: str
     hub: tuple[HubSource, ...]
-    count: int | None  # problems on the hub; None for a user's own file
+    count: int | None  # problems on the hub or generated; None for a user's own file
     license: str
     url: str
     grader: str
@@ -79,12 +80,13 @@ class Task:
     max_new_tokens: int | None = None
     max_total_tokens: int = 32_768
     note: str = ""
+    generate: Callable[[], Iterable[Problem]] | None = field(default=None, repr=False)
     read: RowReader = field(default=read_answer, repr=False)
     path: Path | None = None  # a user's own file, the only place its problems come from
 
     @property
     def hub_id(self) -> str | None:
-        """Hub dataset, several joined by " + "; None for a user's own file."""
+        """Hub dataset, several joined by " + "; None for generated problems and a user's own file."""
         return " + ".join(source.id for source in self.hub) or None
 
     @property
@@ -94,7 +96,7 @@ class Task:
 
     @property
     def split(self) -> str | None:
-        """Dataset split; None for a user's own file."""
+        """Dataset split; None without a dataset."""
         return self.hub[0].split if self.hub else None
 
     @property
@@ -106,7 +108,7 @@ class Task:
     def problems(
         self, *, data: Path | None = None, seed: int = 0, limit: int | None = None, skip_bad_rows: bool = False
     ) -> ProblemSet:
-        """The problems, in the order of their source: ``data``, else ``$VASE_DATA``, else the hub.
+        """The problems, in the order of their source: ``data``, else ``$VASE_DATA``, else the generator or the hub.
 
         ``seed`` draws the order of options where there are any. ``limit`` keeps the first so many usable
         rows; the whole source is checked all the same.
@@ -118,6 +120,8 @@ class Task:
         if limit is not None and limit < 1:
             raise ConfigError(f"limit must be 1 or more, not {limit}")
         path = self.path or find_data(self.name, data)
+        if path is None and self.generate is not None:
+            return ProblemSet(self.name, tuple(self.generate())[:limit], f"generated (version {self.version})")
         if path is not None:
             source = str(path)
             rows = list(read_rows(path))
@@ -162,7 +166,12 @@ class Task:
 
 
 def example_problem(task: Task) -> Problem:
-    """A made-up problem as the task would pose it; the bare format if its rows need fields of their own."""
+    """A made-up problem as the task would pose it; the bare format if its rows need fields of their own.
+
+    A task that generates its problems gives the first.
+    """
+    if task.generate is not None:
+        return next(iter(task.generate()))
     options = {"Correct Answer": "4", "Incorrect Answer 1": "2", "Incorrect Answer 2": "3", "Incorrect Answer 3": "5"}
     fields = {"question": "How much is 2 + 2?", "answer": "4", **options}
     problems, _ = task.parse([Row("example", fields)], seed=0)
