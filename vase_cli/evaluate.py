@@ -15,7 +15,8 @@ from vase_cli.cache import CacheShape
 from vase_cli.engine import Completion, Engine, EngineStats, NewTokens, Request
 from vase_cli.environment import environment
 from vase_cli.errors import ConfigError, DataError
-from vase_cli.graders.base import Grade, Grader
+from vase_cli.graders.base import Grader
+from vase_cli.grading import graded
 from vase_cli.models import Prompt
 from vase_cli.repetition import has_garbage_tail, has_repetition
 from vase_cli.report import load_run, summarize
@@ -112,11 +113,16 @@ def evaluate(
         VaseError: one line; what was stored is whole.
     """
     run = describe_run(assembly, parts, command, raw=raw)
-    prompts = [_prompts(assembly, task_part, raw) for task_part in parts]
-    longest = [max(len(prompt.token_ids) for prompt in of_task.values()) for of_task in prompts]
+    prompts = [
+        {problem.id: encode_prompt(assembly, problem.prompt, raw=raw) for problem in task_part.problems.problems}
+        for task_part in parts
+    ]
+    longest = [_longest(task_part, of_task) for task_part, of_task in zip(parts, prompts, strict=True)]
     planned = sum(len(one.problems.problems) * one.samples for one in parts)
     slots = _slots(assembly, None if root is None else root / run["name"])
     plan = assembly.plan([(one.part, tokens) for one, tokens in zip(parts, longest, strict=True)], planned, slots)
+    if root is None or not (root / run["name"]).exists():
+        assembly.load()  # weights that cannot be loaded leave no folder behind
     folder = None if root is None else RunFolder.open(root, run["name"], run)
     with contextlib.nullcontext() if folder is None else folder:
         for line in (*_budget_lines(parts), *(folder.notes if folder else ()), plan.sentence()):
@@ -202,45 +208,6 @@ def _problems_digest(problems: ProblemSet) -> str:
     return config_hash({"problems": [[one.id, one.prompt, one.answer] for one in problems.problems]})[:16]
 
 
-def regrade(path: Path) -> tuple[dict[str, Any], int, Path | None]:
-    """Grade the stored texts of a run again, without a model.
-
-    Returns:
-        The new summary, how many grades changed, and the file that keeps the old records (None if none changed).
-
-    Raises:
-        VaseError: one line.
-    """
-    with RunFolder.existing(path) as folder:
-        tasks = {task["name"]: task for task in folder.run["tasks"]}
-        if ungraded := [name for name, task in tasks.items() if not task["grader"]]:
-            raise ConfigError(
-                f"{path}: '{ungraded[0]}' has no right answers: it was made by `vase run`, not `vase eval`"
-            )
-        records, changed = [], 0
-        graders = {name: plugins.load("graders", name)() for name in {task["grader"] for task in tasks.values()}}
-        try:
-            for record in folder.completed().values():
-                task = tasks.get(record["task"])
-                if task is None:
-                    raise ConfigError(f"{path}: sample {record['id']} is of a task that run.json does not name")
-                new = dict(record)
-                if record["finish_reason"] != "error":
-                    grade = graders[task["grader"]].grade(
-                        record["gold"], record["text"], thought_open=record["thought_open"], fallbacks=task["fallbacks"]
-                    )
-                    new |= _grade_keys(grade)
-                changed += new["grade"] != record["grade"]
-                records.append(new)
-        finally:
-            for grader in graders.values():
-                grader.close()
-        backup = folder.replace_completions(records)
-        summary = summarize(folder.completed().values(), folder.run, folder.sessions())
-        folder.write_summary(summary)
-    return summary, changed, backup
-
-
 class _Session:
     """What this process does in a run's folder: engines, figures, and the lines of sessions.jsonl."""
 
@@ -260,6 +227,7 @@ class _Session:
         self._current = stats
         if self._cache is None or cache.bytes > self._cache.bytes:
             self._cache = cache
+        self.write()
 
     def finished(self) -> frozenset[str]:
         """Ids of the samples that are stored."""
@@ -327,7 +295,7 @@ def _evaluate_task(
                 else:
                     problem = requests[event.request.id][1]
                     record = _record(session.assembly, task.name, problem, prompts[problem.id], event)
-                    grading.append(pool.submit(_graded, grader, task.fallbacks, record))
+                    grading.append(pool.submit(graded, grader, task.fallbacks, record))
                 store_graded(wait=False)
         finally:
             store_graded(wait=True)
@@ -341,18 +309,38 @@ def _requests(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> Iterator[tu
             yield Request(f"{name}/{sample}", prompts[problem.id].token_ids, name, sample), problem
 
 
-def _prompts(assembly: Assembly, task_part: TaskPart, raw: bool) -> dict[str, Prompt]:
-    """Each problem's prompt by its id: through the chat template where the model has one, unless ``raw``."""
+def encode_prompt(assembly: Assembly, text: str, *, raw: bool) -> Prompt:
+    """A prompt through the chat template where the model has one, unless ``raw``.
+
+    Raises:
+        ConfigError: a system prompt, and no template to hold it; or text that is not UTF-8.
+        ModelError: the template refuses the messages.
+    """
     recipe, tokenizer = assembly.recipe, assembly.tokenizer
-    if raw or not tokenizer.has_chat_template:
-        if recipe.system_prompt is not None:
-            why = "--raw gives the prompt as it is" if raw else f"{assembly.entry.name} has no chat template"
-            raise ConfigError(f"{why}, so there is no place for a system prompt: leave it out")
-        return {problem.id: tokenizer.encode_text(problem.prompt) for problem in task_part.problems.problems}
-    return {
-        problem.id: tokenizer.encode_chat(problem.prompt, system=recipe.system_prompt, think=recipe.think)
-        for problem in task_part.problems.problems
-    }
+    for what, written in (("prompt", text), ("system prompt", recipe.system_prompt or "")):
+        try:
+            written.encode()
+        except UnicodeEncodeError as error:  # what Python makes of other bytes on the command line
+            raise ConfigError(f"the {what} is not UTF-8 at character {error.start + 1}: write it again") from error
+    if not raw and tokenizer.has_chat_template:
+        return tokenizer.encode_chat(text, system=recipe.system_prompt, think=recipe.think)
+    if recipe.system_prompt is not None:
+        why = "--raw gives the prompt as it is" if raw else f"{assembly.entry.name} has no chat template"
+        raise ConfigError(f"{why}, so there is no place for a system prompt: leave it out")
+    return tokenizer.encode_text(text)
+
+
+def _longest(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> int:
+    """Tokens of the longest prompt; a limit that leaves no room after any of them is refused."""
+    tokens = [len(prompt.token_ids) for prompt in prompts.values()]
+    limit = task_part.part.max_total_tokens
+    if min(tokens) >= limit:
+        which = "the prompt has" if len(tokens) == 1 else f"the shortest prompt of {task_part.task.name} has"
+        raise ConfigError(
+            f"{which} {min(tokens):,} tokens, which leaves nothing of the limit of {limit:,}: shorten it, raise "
+            "--max-total-tokens, or take a model with a longer context"
+        )
+    return max(tokens)
 
 
 def _slots(assembly: Assembly, path: Path | None) -> int | str:
@@ -397,15 +385,3 @@ def _record(assembly: Assembly, task: str, problem: Problem, prompt: Prompt, com
         "latency_s": round(completion.latency_s, 3),
         "metadata": dict(problem.metadata),
     }
-
-
-def _graded(grader: Grader | None, fallbacks: Sequence[str], record: dict[str, Any]) -> dict[str, Any]:
-    if grader is None or record["finish_reason"] == "error":
-        return record
-    grade = grader.grade(record["gold"], record["text"], thought_open=record["thought_open"], fallbacks=fallbacks)
-    return record | _grade_keys(grade)
-
-
-def _grade_keys(grade: Grade) -> dict[str, Any]:
-    error = grade.detail if grade.status == "error" else None
-    return {"grade": grade.status, "extracted": grade.extracted, "rule": grade.rule, "error": error}

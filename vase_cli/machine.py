@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vase_cli.catalog import Catalog
-from vase_cli.errors import VaseError
+from vase_cli.errors import ConfigError, VaseError
 from vase_cli.memory import available_ram_bytes
 from vase_cli.report import readable_bytes
 
@@ -27,7 +27,11 @@ class Fitting:
 
 
 def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
-    """Which recipes fit the device, by the parameters their zoo entry states; nothing is loaded."""
+    """Which recipes fit the device, by the parameters their zoo entry states; nothing is loaded.
+
+    Raises:
+        ConfigError: not a device, or a GPU that is not there.
+    """
     device_type, available, description = _device(device)
     fitting = []
     for name in catalog.files("recipes"):
@@ -46,8 +50,14 @@ def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
 def _device(device: str) -> tuple[str, int, str]:
     import torch
 
-    if device != "cpu" and torch.cuda.is_available():
-        index = torch.device(device).index or 0 if device != "auto" else 0
+    kind, _, number = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
+        raise ConfigError(f"'{device}' is not a device; write auto, cpu, cuda or cuda:0")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(number or 0)
+    if kind == "cuda" and index >= count:
+        raise ConfigError(f"no CUDA device {index}: PyTorch sees {count}; use --device cpu or auto")
+    if kind != "cpu" and count:
         free, _ = torch.cuda.mem_get_info(index)
         return "cuda", free, f"{torch.cuda.get_device_name(index)}, {readable_bytes(free)} free"
     free = available_ram_bytes()

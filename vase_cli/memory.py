@@ -25,6 +25,12 @@ _SAMPLED_BYTES_PER_LOGIT = 44
 
 _CUT_WORKING_BYTES = 3 * 256 * 2**20
 
+_CONTROL_GROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""A container's limit (versions 2 and 1), what is used of it, and what of that are files' pages it can drop."""
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -126,9 +132,11 @@ def available_ram_bytes() -> int:
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    limit, used = (_lines(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
-    if limit and used and limit[0].isdigit():
-        available = min(available, int(limit[0]) - int(used[0]))
+    for folder, limit_name, used_name, reclaimable_name in _CONTROL_GROUPS:
+        limit, used = _lines(folder / limit_name), _lines(folder / used_name)
+        if limit and used and limit[0].isdigit():
+            fields = dict(line.split() for line in _lines(folder / "memory.stat"))
+            available = min(available, int(limit[0]) - int(used[0]) + int(fields.get(reclaimable_name, 0)))
     return max(available, 0)
 
 

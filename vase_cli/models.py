@@ -8,7 +8,6 @@ Letters: B rows, T tokens, V vocabulary, Hq query heads, H KV heads, D head dim.
 """
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +57,9 @@ def _attention(
     for name, given in unserved.items():
         if given is not None:
             raise ModelError(f"layer {layer} of this model uses {name}, which the static cache cannot serve")
+    causal = kwargs.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise ModelError(f"layer {layer} of this model attends to later tokens, as in an encoder: it cannot be served")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return step.attend(layer, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale), None
 
@@ -79,7 +81,7 @@ class ModelFacts:
         vocabulary: V.
         hidden: width of the residual stream.
         mlp: width of the MLP (of all experts that one token uses).
-        weights_bytes: parameters and buffers in ``dtype``, each counted once.
+        weights_bytes: parameters in ``dtype``, each counted once.
         parameters: elements of all parameters, each counted once.
         dtype: what the weights are loaded as.
         max_tokens: the longest text the model's position encoding is configured for; None if not said.
@@ -155,7 +157,7 @@ class ChatTokenizer:
 
     def encode_text(self, text: str) -> Prompt:
         """A prompt taken as it is, without a chat template."""
-        return Prompt(tuple(self._tokenizer(text)["input_ids"]), _ends_in_thought(text))
+        return Prompt(tuple(self._tokenizer(text)["input_ids"]), text.rfind("<think>") > text.rfind("</think>"))
 
     def encode_chat(self, user: str, *, system: str | None, think: bool) -> Prompt:
         """A user message, and a system message if given, through the chat template.
@@ -174,7 +176,8 @@ class ChatTokenizer:
         except Exception as error:  # the template is a program that came with the model
             raise ModelError(f"the model's chat template refused the messages: {_first_line(error)}") from error
         token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Prompt(tuple(token_ids), _ends_in_thought(text))
+        # Only the template can open a thought: a message may speak of <think> as it likes.
+        return Prompt(tuple(token_ids), text.rstrip().endswith("<think>"))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens (``<think>`` is text)."""
@@ -222,7 +225,9 @@ def load_tokenizer(entry: ModelEntry) -> ChatTokenizer:
         ModelError: one line, as in :func:`describe`.
     """
     with _quiet(), _one_line(entry):
-        return ChatTokenizer(AutoTokenizer.from_pretrained(_where(entry), revision=entry.revision))
+        return ChatTokenizer(
+            AutoTokenizer.from_pretrained(_where(entry), revision=entry.revision, trust_remote_code=False)
+        )
 
 
 def load(entry: ModelEntry, tokenizer: ChatTokenizer, dtype: str | None, device: torch.device) -> LanguageModel:
@@ -242,14 +247,17 @@ def load(entry: ModelEntry, tokenizer: ChatTokenizer, dtype: str | None, device:
             dtype=_DTYPES[facts.dtype],
             attn_implementation=_INTERFACE,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+            trust_remote_code=False,
         )
     if missing := sorted(info["missing_keys"]):
         raise ModelError(f"{where}: the weights lack {len(missing)} tensors, {missing[0]} first: fetch the model again")
-    if mismatched := info.get("mismatched_keys"):
-        raise ModelError(f"{where}: {next(iter(mismatched))[0]} has another shape than the config says")
+    if mismatched := sorted(info["mismatched_keys"]):
+        name, stored, expected = mismatched[0]
+        raise ModelError(f"{where}: {name} is {tuple(stored)} in the weights, {tuple(expected)} by the config")
     model = model.eval().to(device)
     language_model = LanguageModel(facts, model, _eos_token_ids(model, tokenizer, where), device)
-    _check_layers(language_model)
+    _check_layers(language_model, where)
     return language_model
 
 
@@ -264,23 +272,28 @@ class _Probe:
         self.layers.append(layer)
         self.shapes.add((queries.shape[2], keys.shape[2], keys.shape[3]))
         self.shapes.add((queries.shape[2], values.shape[2], values.shape[3]))
-        return queries
+        return queries.new_zeros((*queries.shape[:3], values.shape[3]))
 
 
 @torch.inference_mode()
-def _check_layers(model: LanguageModel) -> None:
+def _check_layers(model: LanguageModel, where: str) -> None:
     """One forward of two tokens: every layer must reach the cache, with the shape the config says."""
     shape = model.facts.shape
     probe = _Probe()
     tokens = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
-    model.forward(tokens, torch.arange(2, device=model.device)[None], probe)
+    try:
+        model.forward(tokens, torch.arange(2, device=model.device)[None], probe)
+    except ModelError as error:
+        raise ModelError(f"{where}: {error}") from error
+    except Exception as error:  # a family's own code, which may ask for what this forward does not give
+        raise ModelError(f"{where}: its forward does not run on the static cache ({_first_line(error)})") from error
+    if probe.shapes - {(shape.heads, shape.kv_heads, shape.head_dim)}:
+        raise ModelError(f"{where}: its heads are {sorted(probe.shapes)}, its config says {shape}: it cannot be served")
     for layer in range(shape.layers):
         if probe.layers.count(layer) != 1:
             raise ModelError(
-                f"layer {layer} of this model does not use transformers' attention interface once: it cannot be served"
+                f"{where}: layer {layer} does not use transformers' attention interface once: it cannot be served"
             )
-    if probe.shapes != {(shape.heads, shape.kv_heads, shape.head_dim)}:
-        raise ModelError(f"this model's heads are {sorted(probe.shapes)}, its config says {shape}: it cannot be served")
 
 
 def _config(entry: ModelEntry) -> PreTrainedConfig:
@@ -288,7 +301,7 @@ def _config(entry: ModelEntry) -> PreTrainedConfig:
     if entry.path is not None and not (entry.path / "config.json").is_file():
         raise ModelError(f"{entry.path}: no config.json there; give a model folder, a hub id or a zoo name")
     with _quiet(), _one_line(entry):
-        return AutoConfig.from_pretrained(where, revision=entry.revision)
+        return AutoConfig.from_pretrained(where, revision=entry.revision, trust_remote_code=False)
 
 
 def _facts(entry: ModelEntry, config: PreTrainedConfig, dtype: str | None, device: torch.device) -> ModelFacts:
@@ -309,14 +322,12 @@ def _facts(entry: ModelEntry, config: PreTrainedConfig, dtype: str | None, devic
     skeleton.tie_weights()
     parameters = {id(parameter): parameter.numel() for parameter in skeleton.parameters()}
     name = _resolve_dtype(dtype or entry.dtype, config, device)
-    experts = getattr(config, "num_experts_per_tok", None)
-    mlp = config.moe_intermediate_size * experts if experts else config.intermediate_size
     total = sum(parameters.values())
     return ModelFacts(
         shape=shape,
         vocabulary=int(config.vocab_size),
         hidden=int(config.hidden_size),
-        mlp=int(mlp),
+        mlp=_mlp_width(config),
         weights_bytes=total * _DTYPES[name].itemsize,
         parameters=total,
         dtype=name,
@@ -324,10 +335,20 @@ def _facts(entry: ModelEntry, config: PreTrainedConfig, dtype: str | None, devic
     )
 
 
+def _mlp_width(config: PreTrainedConfig) -> int:
+    dense = getattr(config, "intermediate_size", None) or 4 * config.hidden_size  # GPT-2's, where none is named
+    expert = getattr(config, "moe_intermediate_size", None) or dense
+    return int(max(dense, expert * (getattr(config, "num_experts_per_tok", None) or 0)))
+
+
 def _refuse_unserved(config: PreTrainedConfig, where: str) -> None:
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{where}: {kind} is an encoder-decoder; the static cache serves decoder-only models")
+    if config.get_text_config() is not config:
+        raise ModelError(f"{where}: {kind} takes more than text; the static cache serves models of text only")
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError(f"{where}: the weights are quantized; take the model in bfloat16, float16 or float32")
     if not hasattr(config, "num_attention_heads") or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"{where}: {kind} is not a decoder-only language model with attention")
     layer_types = getattr(config, "layer_types", None)
@@ -336,9 +357,13 @@ def _refuse_unserved(config: PreTrainedConfig, where: str) -> None:
             raise ModelError(f"{where}: layer {layer} is {layer_type}; the static cache serves full attention only")
     if not layer_types and getattr(config, "sliding_window", None) is not None:
         raise ModelError(f"{where}: layer 0 is sliding_attention; the static cache serves full attention only")
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in ("dynamic", "longrope"):
-        raise ModelError(f"{where}: rope type {rope} changes old positions as a text grows; kept keys would be wrong")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *rope.values()):  # one set for all layers, or one for each type of layer
+        kind = parameters.get("rope_type") if isinstance(parameters, dict) else None
+        if kind in ("dynamic", "longrope"):
+            raise ModelError(
+                f"{where}: rope type {kind} changes old positions as a text grows; kept keys would be wrong"
+            )
 
 
 def _resolve_dtype(dtype: str, config: PreTrainedConfig, device: torch.device) -> str:
@@ -352,18 +377,18 @@ def _resolve_dtype(dtype: str, config: PreTrainedConfig, device: torch.device) -
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: ChatTokenizer, where: str) -> frozenset[int]:
     generation: GenerationConfig | None = model.generation_config
-    for ids in (getattr(generation, "eos_token_id", None), model.config.eos_token_id, tokenizer.eos_token_id):
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
+    for source in (generation, model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        if not all(isinstance(each, int) for each in listed):
+            raise ModelError(f"{where}: eos_token_id {ids!r} is not a token id or a list of them")
+        if listed:
+            return frozenset(listed)
     raise ModelError(f"{where}: no eos_token_id in generation_config.json, config.json or the tokenizer")
 
 
 def _where(entry: ModelEntry) -> str:
     return str(entry.path) if entry.path is not None else str(entry.hub_id)
-
-
-def _ends_in_thought(prompt: str) -> bool:
-    return prompt.rfind("<think>") > prompt.rfind("</think>")
 
 
 @contextlib.contextmanager
@@ -382,7 +407,6 @@ def _quiet() -> Iterator[None]:
 def _one_line(entry: ModelEntry) -> Iterator[None]:
     """Turn what loading raises for a bad folder, an unreachable hub or a damaged file into one line."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
-    from safetensors import SafetensorError
 
     where = _where(entry)
     try:
@@ -396,10 +420,14 @@ def _one_line(entry: ModelEntry) -> Iterator[None]:
             else "check the name and the network, or give a folder with --model"
         )
         raise ModelError(f"{where} cannot be loaded ({_first_line(error)}): {hint}") from error
-    except (SafetensorError, json.JSONDecodeError, RuntimeError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # transformers and a family's own code raise what they like over a bad file
         raise ModelError(f"{where} cannot be loaded ({_first_line(error)}): check its files") from error
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".:") if text else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines or isinstance(error, KeyError):
+        return f"{type(error).__name__} {error}".strip()
+    if lines[0].endswith(":"):  # what is wrong stands on the next line
+        lines[0] = " ".join(lines[:2])
+    return lines[0].rstrip(".:")

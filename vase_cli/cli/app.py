@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -13,6 +13,9 @@ from vase_cli.cli import doctor, evaluate, grade, methods, recipes, run, tasks, 
 from vase_cli.errors import VaseError
 
 EXIT_INTERRUPTED = 130
+
+# Not exported; which package it is from depends on Typer's version.
+_UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     help="Run and study reasoning models with a small KV cache.",
@@ -49,15 +52,29 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0, 1 for a run that failed, 2 for what the user gave, 130 on Ctrl-C."""
     try:
-        app(args=None if arguments is None else list(arguments), standalone_mode=True)
+        code = app(args=None if arguments is None else list(arguments), prog_name="vase", standalone_mode=False)
+        # Typer has met a Ctrl-C inside a command and made a code of it.
+        if code == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.stdout.flush()
+        sys.exit(code or 0)
     except VaseError as error:
-        typer.echo(f"vase: {' '.join(str(error).split())}", err=True)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
+    except _UsageError as error:
+        # Typer prints a box of many lines. Where no message is left, it has printed the help.
+        message = error.format_message().rstrip(".")
+        command = error.ctx.command_path if error.ctx else "vase"
+        _fail(f"{message} (see {command} --help)" if message else "", error.exit_code)
     except KeyboardInterrupt:
-        typer.echo("vase: interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader of stdout went away; what Python would still flush has nowhere to go.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _fail(message: str, exit_code: int) -> NoReturn:
+    if message:
+        typer.echo(f"vase: {' '.join(message.split())}", err=True)
+    sys.exit(exit_code)

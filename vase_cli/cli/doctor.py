@@ -1,6 +1,7 @@
 """``vase doctor``: what this machine has, and what is missing."""
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import tempfile
@@ -11,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from vase_cli.cli import options
+from vase_cli.errors import VaseError
 
 _HUB_TIMEOUT_S = 5.0
 
@@ -31,18 +33,15 @@ def doctor(
     offline: Annotated[bool, typer.Option("--offline", help="Do not ask the hub.")] = False,
 ) -> None:
     """Check Python, PyTorch, the device, FlashAttention, the hub, and say which recipes fit this machine."""
-    findings = [
-        _python(),
-        _torch(),
-        *_device(device or "auto"),
-        _flash_attention(),
-        _library("transformers"),
-        _library("datasets"),
-        _library("math-verify"),
-        *([] if offline else [_hub()]),
-        _hub_cache(),
-        _recipes(device or "auto", zoo, recipes),
-    ]
+    findings = [_python(), _torch()]
+    torch_found = findings[-1].status == "ok"
+    if torch_found:
+        findings += [*_device(device or "auto"), _flash_attention()]
+    findings += [_library(name) for name in ("transformers", "huggingface-hub", "datasets", "math-verify")]
+    if importlib.util.find_spec("huggingface_hub"):
+        findings += [*([] if offline else [_hub()]), _hub_cache()]
+    if torch_found:
+        findings.append(_recipes(device or "auto", zoo, recipes))
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         typer.echo(f"{finding.status:4}  {finding.subject.ljust(width)}  {finding.text}")
@@ -138,5 +137,8 @@ def _recipes(device: str, zoo: Path | None, recipes: Path | None) -> Finding:
     from vase_cli.catalog import Catalog
     from vase_cli.machine import recipes_that_fit
 
-    fitting = recipes_that_fit(Catalog.open(zoo=zoo, recipes=recipes), device)
+    try:
+        fitting = recipes_that_fit(Catalog.open(zoo=zoo, recipes=recipes), device)
+    except VaseError as error:
+        return Finding("recipes that fit", "bad", str(error))
     return Finding("recipes that fit", "ok" if fitting.recipes else "note", ", ".join(fitting.recipes) or "none")

@@ -84,12 +84,15 @@ def evaluate(
         "samples": samples,
         "limit": limit,
     }
+    named = resolve_tasks(tasks, grader) if tasks else []
     if recipe is None and model is None:
         recipe = _default_recipe(tasks, device, zoo, recipes)
     resolved, entry = options.resolve(recipe, overrides, zoo=zoo, recipes=recipes)
-    named = resolve_tasks(list(tasks or resolved.tasks), grader)
+    named = named or resolve_tasks(resolved.tasks, grader)
     if not named:
         raise ConfigError("no task: name one, such as gsm8k, or a problem file; see `vase tasks list`")
+    if data is not None and (files := [task.path for task in named if task.path is not None]):
+        raise ConfigError(f"--data {data}: {files[0]} is a problem file already; leave one out")
     if data is not None and data.is_file() and len(named) > 1:
         raise ConfigError(f"--data {data} is one file, for one task, and {len(named)} are named: give a folder")
     assembly = options.assemble(resolved, entry)

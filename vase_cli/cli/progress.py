@@ -43,7 +43,7 @@ class EvalProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
-        if kind is KeyboardInterrupt:
+        if kind is KeyboardInterrupt and self._planned:
             typer.echo(
                 f"stopped at {self._finished} of {self._planned} samples of {self._name}, all stored; "
                 "the same command goes on from there",

@@ -82,7 +82,7 @@ def run(
     assembly = options.assemble(resolved, entry)
 
     from vase_cli.cli.streaming import RunOutput
-    from vase_cli.evaluate import TaskPart, evaluate
+    from vase_cli.evaluate import TaskPart, encode_prompt, evaluate
     from vase_cli.report import load_run
     from vase_cli.tasks.base import Problem, ProblemSet, Task
 
@@ -90,13 +90,15 @@ def run(
     problems = tuple(Problem(str(index), text, "") for index, text in enumerate(prompts))
     source = "command line" if input_file is None else str(input_file)
     part = assembly.part(None, max_new_tokens=None, max_total_tokens=task.max_total_tokens)
-    raw = not chat if chat is not None else not assembly.tokenizer.has_chat_template
+    if chat and not assembly.tokenizer.has_chat_template:
+        raise ConfigError(f"--chat: {entry.name} has no chat template; leave it out, the prompt is then given as it is")
+    raw = not assembly.tokenizer.has_chat_template if chat is None else not chat
     ids = [f"{_TASK}/{problem.id}/0" for problem in problems]
     output = RunOutput(
         ids,
         assembly.tokenizer.decode,
         as_json=as_json,
-        thought_open=entry.thinking.opened_by == "prompt" and resolved.think,
+        thought_open=encode_prompt(assembly, prompts[0], raw=raw).thought_open,
         memory_bytes=assembly.memory_bytes,
         budget=None if part.budget is None else part.budget.tokens,
     )
@@ -127,15 +129,15 @@ def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:
     if prompt is None:
         if sys.stdin.isatty():
             raise ConfigError("no prompt: give it as an argument, on stdin, or with --input FILE")
-        prompt = _decode(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
+        prompt = _decode(sys.stdin.buffer.read(), "stdin").removesuffix("\n").removesuffix("\r")
     if not prompt.strip():
         raise ConfigError("the prompt is empty: write one")
     return [prompt]
 
 
 def _read_file(path: Path) -> list[str]:
-    """One prompt of each line that is not blank, or of each JSONL object."""
-    if path.suffix == ".jsonl":
+    """One prompt of each line that is not blank, or of each JSON object."""
+    if path.suffix in (".jsonl", ".json"):
         from vase_cli.tasks._files import read_rows
         from vase_cli.tasks._rows import QUESTION, Fields, RowError
 
@@ -144,7 +146,7 @@ def _read_file(path: Path) -> list[str]:
             try:
                 if row.fields is None:
                     raise RowError(row.fault)
-                prompts.append(Fields(row.fields).text(QUESTION))
+                prompts.append(Fields(row.fields).text(("prompt", *QUESTION)))
             except RowError as error:
                 raise DataError(f"{row.where}: {error}; mend or remove the line") from error
     else:
@@ -152,7 +154,8 @@ def _read_file(path: Path) -> list[str]:
             content = path.read_bytes()
         except OSError as error:
             raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
-        prompts = [line for line in _decode(content, str(path)).splitlines() if line.strip()]
+        lines = (line.removesuffix("\r") for line in _decode(content, str(path)).split("\n"))
+        prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise DataError(f"{path} holds no prompt: write one a line")
     return prompts

@@ -53,7 +53,7 @@ class RunOutput:
         ids: the requests' ids in the order of the prompts.
         decode: turns token ids into text.
         as_json: one JSON object a line.
-        thought_open: the only prompt already opened ``<think>``.
+        thought_open: the prompt already opened ``<think>``, where there is one prompt.
         memory_bytes: memory in use, asked now and then.
         budget: tokens per KV head, None for the full cache.
     """
@@ -94,8 +94,8 @@ class RunOutput:
             self._terminal.stop()
 
     def note(self, line: str) -> None:
-        """A line about the run: on stderr, and only for a person."""
-        if sys.stderr.isatty():
+        """A line about the run: on stderr, and only for a person, but for a warning."""
+        if sys.stderr.isatty() or line.startswith("warning"):
             typer.echo(line, err=True)
 
     def start(self, task: str, finished: int, planned: int, engine: "Engine | None") -> None:
@@ -220,5 +220,7 @@ class _Terminal:
         from rich.console import Group
         from rich.text import Text
 
-        if self._live:
-            self._live.update(Group(self._line, Text(self._status, style="reverse", no_wrap=True)))
+        if self._live and self._console:
+            # Of a line longer than the screen the end is what one wants to see; stop() prints it whole.
+            tail = self._line[-self._console.width * max(self._console.height - 2, 1) // 2 :]
+            self._live.update(Group(tail, Text(self._status, style="reverse", no_wrap=True)))

@@ -1,0 +1,196 @@
+"""The memory plan against what is really allocated, and what fits."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from test_engine import make_engine
+
+from vase_cli import memory, plugins
+from vase_cli.cache import CacheShape, StaticCache
+from vase_cli.config import ModelEntry, ModelShape
+from vase_cli.engine import EngineSettings
+from vase_cli.errors import ConfigError
+from vase_cli.memory import MemoryPlan, available_ram_bytes, plan_memory, resident_bytes
+from vase_cli.models import ModelFacts, describe, load, load_tokenizer
+from vase_cli.report import readable_bytes
+
+CPU = torch.device("cpu")
+GIB = 2**30
+FACTS = ModelFacts(
+    shape=ModelShape(layers=36, heads=32, kv_heads=8, head_dim=128),
+    vocabulary=151_936,
+    hidden=4096,
+    mlp=12_288,
+    weights_bytes=16_381_470_720,
+    parameters=8_190_735_360,
+    dtype="bfloat16",
+    max_tokens=40_960,
+)
+
+
+def qwen3_8b_cache(slots: int) -> CacheShape:
+    return CacheShape(
+        layers=36, slots=slots, tokens=4160, kv_heads=8, head_dim=128, query_heads=32, query_window=64, element_bytes=2
+    )
+
+
+def make_plan(slots: int | str, *, available: int = 141 * GIB, most: int = 10_000, **changes: object) -> MemoryPlan:
+    values: dict[str, object] = {"sampled": True, "longest_prompt_tokens": 2000}
+    return plan_memory(
+        FACTS, qwen3_8b_cache, available_bytes=available, slots=slots, most_slots=most, **(values | changes)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("method", ["full", "streaming", "vase-attnv"])
+def test_planned_bytes_are_the_allocated_bytes(method: str, tied: bool, dtype: str, model_folder: Callable[..., Path]):
+    entry = ModelEntry("tiny", path=model_folder("qwen3", tie_word_embeddings=tied))
+    facts = describe(entry, dtype, CPU)
+    model = load(entry, load_tokenizer(entry), dtype, CPU)
+    engine = make_engine(model, method, slots=3)
+
+    def cache_shape(slots: int) -> CacheShape:
+        settings = EngineSettings(**(vars(engine.settings) | {"slots": slots}))
+        policy = plugins.load("eviction", method)()
+        return settings.cache_shape(facts.shape, policy, getattr(torch, facts.dtype).itemsize)
+
+    plan = plan_memory(
+        facts, cache_shape, sampled=False, longest_prompt_tokens=60, available_bytes=GIB, slots=3, most_slots=16
+    )
+    weights = {weight.data_ptr(): weight.nbytes for weight in model._model.parameters()}
+    assert plan.weights_bytes == sum(weights.values())
+    cache = engine.cache
+    held = [cache.keys, cache.values, cache.positions, cache.lengths]
+    held += [] if cache.queries is None else [cache.queries]
+    assert (cache.queries is None) == (method != "vase-attnv")
+    assert plan.cache_bytes == sum(tensor.untyped_storage().nbytes() for tensor in held)
+    assert plan.total_bytes == plan.weights_bytes + plan.cache_bytes + plan.logits_bytes + plan.prompt_bytes
+    assert plan.logits_bytes >= 3 * facts.vocabulary * 4
+
+
+def test_the_plan_grows_with_what_a_run_asks_for():
+    plan = make_plan(8)
+    assert make_plan(16).cache_bytes == 2 * plan.cache_bytes
+    assert make_plan(16).logits_bytes == 2 * plan.logits_bytes
+    assert make_plan(16).prompt_bytes == plan.prompt_bytes
+    assert make_plan(8, sampled=False).logits_bytes < plan.logits_bytes
+    long, longer = (make_plan(8, longest_prompt_tokens=tokens).prompt_bytes for tokens in (10_000, 30_000))
+    assert longer == 3 * long > make_plan(8, longest_prompt_tokens=1).prompt_bytes > 0
+    # One layer's queries, keys and values of the prompt and its MLP are the least that a prefill holds.
+    assert long > 10_000 * 2 * ((32 + 2 * 8) * 128 + 12_288)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("prompt", [1, 500, 30_000])
+@pytest.mark.parametrize("available", [18, 19, 20, 24, 40, 80, 141, 1000])
+def test_auto_takes_the_most_slots_that_fit(available: int, prompt: int, sampled: bool):
+    usable = available * GIB * 0.9
+    fits = []
+    for slots in range(1, 300):
+        shape = qwen3_8b_cache(slots)
+        total = make_plan(slots, available=10**15, sampled=sampled, longest_prompt_tokens=prompt).total_bytes
+        assert total > FACTS.weights_bytes + shape.bytes
+        if total <= usable:
+            fits.append(slots)
+    ask = {"available": available * GIB, "sampled": sampled, "longest_prompt_tokens": prompt}
+    if not fits:
+        with pytest.raises(ConfigError, match="this run does not fit"):
+            make_plan("auto", **ask)
+        return
+    plan = make_plan("auto", most=299, **ask)
+    assert fits == list(range(1, len(fits) + 1)) and plan.slots == len(fits)
+    assert make_plan("auto", most=2, **ask).slots == min(2, plan.slots)
+    assert make_plan(plan.slots, **ask) == plan
+    if plan.slots < 299:
+        with pytest.raises(ConfigError, match=f"use --slots {plan.slots} or less, or --slots auto"):
+            make_plan(plan.slots + 1, **ask)
+
+
+def test_a_refusal_says_what_each_part_takes_and_what_is_free():
+    with pytest.raises(ConfigError) as caught:
+        make_plan("auto", available=12 * GIB)
+    line = str(caught.value)
+    assert "\n" not in line
+    needed = make_plan(1, available=10**15)
+    for size in (
+        needed.weights_bytes,
+        needed.cache_bytes,
+        needed.logits_bytes,
+        needed.prompt_bytes,
+        needed.total_bytes,
+        12 * GIB,
+    ):
+        assert readable_bytes(size) in line
+    assert "weights" in line and "cache of 1 slots" in line and "90%" in line and "smaller model" in line
+    with pytest.raises(ConfigError) as caught:
+        make_plan(500, available=80 * GIB)
+    line = str(caught.value)
+    assert line.startswith("500 slots do not fit: ") and "cache of 500 slots" in line
+    assert readable_bytes(make_plan(500, available=10**15).cache_bytes) in line
+    allowed = re.search(r"use --slots (\d+) or less", line)
+    assert allowed is not None and make_plan(int(allowed[1]), available=80 * GIB).slots == int(allowed[1])
+
+
+def test_the_sentence_adds_up_in_one_line():
+    plan = make_plan(4)
+    sentence = plan.sentence()
+    assert sentence.endswith(f"= {readable_bytes(plan.total_bytes)} of {readable_bytes(141 * GIB)} free")
+    assert "cache of 4 slots" in sentence and "\n" not in sentence
+
+
+def write_group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    names = [(tmp_path / folder.relative_to("/sys/fs/cgroup"), *rest) for folder, *rest in memory._CONTROL_GROUPS]
+    monkeypatch.setattr(memory, "_CONTROL_GROUPS", tuple(names))
+    return tmp_path
+
+
+def test_free_memory_is_the_systems_where_nothing_limits_it(groups: Path):
+    free = available_ram_bytes()
+    assert 2**26 < free < 2**45
+    write_group(groups, memory__max="max\n", memory__current="123456\n")
+    assert available_ram_bytes() == pytest.approx(free, rel=0.3)
+    write_group(groups, memory__max=f"{2**60}\n")
+    assert available_ram_bytes() == pytest.approx(free, rel=0.3)
+
+
+def test_a_containers_limit_counts_less_what_is_used_but_not_files_pages(groups: Path):
+    write_group(groups, memory__max="60000000\n", memory__current="50000000\n")
+    assert available_ram_bytes() == 10_000_000
+    write_group(groups, memory__stat="anon 20000000\nfile 30000000\ninactive_file 25000000\n")
+    assert available_ram_bytes() == 35_000_000
+    write_group(groups, memory__current="99000000\n", memory__stat="inactive_file 0\n")
+    assert available_ram_bytes() == 0
+
+
+def test_the_limit_of_a_version_1_group_counts_too(groups: Path):
+    write_group(
+        groups / "memory",
+        memory__limit_in_bytes="60000000\n",
+        memory__usage_in_bytes="50000000\n",
+        memory__stat="inactive_file 1\ntotal_inactive_file 5000000\n",
+    )
+    assert available_ram_bytes() == 15_000_000
+    write_group(groups / "memory", memory__limit_in_bytes="9223372036854771712\n")
+    assert available_ram_bytes() > 2**26
+
+
+def test_resident_memory_grows_with_what_is_held():
+    before = resident_bytes()
+    shape = CacheShape(
+        layers=1, slots=1, tokens=2**14, kv_heads=16, head_dim=64, query_heads=16, query_window=0, element_bytes=4
+    )
+    cache = StaticCache(shape, torch.float32, CPU)
+    cache.keys.fill_(1.0)
+    cache.values.fill_(1.0)
+    assert resident_bytes() - before > 0.8 * shape.kv_bytes
