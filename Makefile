@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: eval test clean
 
 eval: $(STAMP)
-	$(BIN)/vase eval
+	$(BIN)/vase eval --recipe tiny-reasoner
 
 test: $(STAMP)
 	$(BIN)/ruff check .

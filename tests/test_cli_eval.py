@@ -39,8 +39,9 @@ def model(model_folder: MakeModel) -> Path:
 
 
 def mine(model: Path, *more: object) -> tuple[object, ...]:
-    """A small evaluation of mine.jsonl; later options win."""
-    return ("eval", "mine.jsonl", "--grader", "number", "--model", model, *SMALL, *more)
+    """A small evaluation of mine.jsonl; later options win, but for the budget, which is taken from one place."""
+    small = SMALL[2:] if any(str(option).startswith("--budget") for option in more) else SMALL
+    return ("eval", "mine.jsonl", "--grader", "number", "--model", model, *small, *more)
 
 
 # --- bad input: one line, exit code 2, nothing written -----------------------------------------------------

@@ -5,18 +5,9 @@ from typing import Any, Literal
 
 import pytest
 
-from vase_cli.config import (
-    ModelEntry,
-    RecipeFile,
-    SamplingParams,
-    Thinking,
-    coerce_options,
-    load_recipe,
-    make_method,
-    parse_option,
-    resolve_recipe,
-)
+from vase_cli.config import ModelEntry, RecipeFile, SamplingParams, Thinking, load_recipe, resolve_recipe
 from vase_cli.errors import ConfigError
+from vase_cli.method_options import coerce_options, make_method, parse_option
 
 ENTRY = ModelEntry(
     "zoo-model",

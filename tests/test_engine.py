@@ -132,11 +132,13 @@ class ListCache:
 
     def cut(self, layer: int) -> None:
         row = self.rows[layer]
-        stack = [torch.stack([torch.stack([part[p][head] for p in held]) for head, held in enumerate(row.held)], dim=1)[None]
-                 for part in (row.k, row.v)]  # fmt: skip
+        keys, values = (
+            torch.stack([torch.stack([part[p][head] for p in held]) for head, held in enumerate(row.held)], dim=1)[None]
+            for part in (row.k, row.v)
+        )
         view = CacheView(
-            keys=stack[0],
-            values=stack[1],
+            keys=keys,
+            values=values,
             positions=torch.tensor(row.held, dtype=torch.int32).T[None],
             queries=torch.stack(row.q[-self.window :])[None],
             prompt_tokens=torch.tensor([len(self.request.prompt_token_ids)]),

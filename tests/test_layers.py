@@ -19,7 +19,7 @@ ORDER = [
     ["evaluate"],
     ["assembly", "machine", "grading"],
     ["engine", "catalog", "memory"],
-    ["models", "report", "comparison", "run_folder"],
+    ["models", "method_options", "report", "comparison", "run_folder"],
     ["forward", "sampling", "run_files"],
     ["cut", "config", "accuracy", "report_schema"],
     ["cache", "attention", "eviction", "tasks", "graders", "_yaml", "budget", "randomness", "repetition"],
@@ -44,7 +44,8 @@ WITH_TORCH = {
 # Where torch has no place at all.
 WITHOUT_TORCH = {
     "_yaml", "accuracy", "budget", "catalog", "comparison", "config", "environment", "errors", "evaluate", "graders",
-    "grading", "memory", "plugins", "repetition", "report", "report_schema", "run_files", "run_folder", "tasks",
+    "grading", "memory", "method_options", "plugins", "repetition", "report", "report_schema", "run_files",
+    "run_folder", "tasks",
 }  # fmt: skip
 
 # Who may import what of others, and whether only inside a function.

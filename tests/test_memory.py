@@ -13,7 +13,14 @@ from vase_cli.cache import CacheShape, StaticCache
 from vase_cli.config import ModelEntry, ModelShape
 from vase_cli.engine import EngineSettings
 from vase_cli.errors import ConfigError
-from vase_cli.memory import MemoryPlan, available_ram_bytes, plan_memory, resident_bytes
+from vase_cli.memory import (
+    MemoryPlan,
+    available_ram_bytes,
+    peak_resident_bytes,
+    plan_memory,
+    reset_peak_resident_bytes,
+    resident_bytes,
+)
 from vase_cli.models import ModelFacts, describe, load, load_tokenizer
 from vase_cli.report import readable_bytes
 
@@ -194,3 +201,13 @@ def test_resident_memory_grows_with_what_is_held():
     cache.keys.fill_(1.0)
     cache.values.fill_(1.0)
     assert resident_bytes() - before > 0.8 * shape.kv_bytes
+
+
+def test_the_peak_counts_from_its_reset():
+    block = bytearray(64 * 2**20)
+    block[::4096] = b"x" * len(block[::4096])
+    high = peak_resident_bytes()
+    del block
+    reset_peak_resident_bytes()
+    assert peak_resident_bytes() <= high - 32 * 2**20
+    assert peak_resident_bytes() >= resident_bytes() - 2**20

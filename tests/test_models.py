@@ -577,3 +577,18 @@ def test_attention_of_another_kind_is_refused_with_its_layer(given: dict[str, ob
     attention = AttentionInterface()["vase"]
     with pytest.raises(ModelError, match=f"layer 1 of this model uses {next(iter(given))}, which the static cache"):
         attention(layer, heads, heads, heads, None, vase_step=Causal(), **given)
+
+
+def test_the_weights_digest_names_the_weights_of_a_folder(tmp_path: Path):
+    from vase_cli.models import weights_digest
+
+    first, second, sharded = tmp_path / "first", tmp_path / "second", tmp_path / "sharded"
+    for folder, parts in ((first, [b"a" * 5000]), (second, [b"a" * 4999 + b"b"]), (sharded, [b"a" * 2500] * 2)):
+        folder.mkdir()
+        for number, part in enumerate(parts):
+            (folder / f"model-{number}.safetensors").write_bytes(part)
+    digests = {weights_digest(ModelEntry("tiny", path=folder)) for folder in (first, second, sharded)}
+    assert len(digests) == 3 and None not in digests
+    (first / "README.md").write_text("other files do not count")
+    assert weights_digest(ModelEntry("tiny", path=first)) in digests
+    assert weights_digest(ModelEntry("hub", hub_id="organisation/model")) is None

@@ -10,10 +10,11 @@ import pytest
 from test_engine import generate_with_lists, load_model, make_engine, make_requests, token_ids
 
 from vase_cli import plugins
-from vase_cli.config import Recipe, make_method
+from vase_cli.config import Recipe
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
 from vase_cli.graders.base import Grader
+from vase_cli.method_options import make_method
 from vase_cli.tasks.base import Task, resolve_tasks
 
 GROUPS = ["eviction", "tasks", "graders", "attention"]

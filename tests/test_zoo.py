@@ -7,7 +7,8 @@ import pytest
 from vase_cli import plugins
 from vase_cli.budget import resolve_budget
 from vase_cli.catalog import Catalog, built_in_folder
-from vase_cli.config import ModelShape, SamplingParams, load_entry, load_recipe, make_method, resolve_recipe
+from vase_cli.config import ModelShape, SamplingParams, load_entry, load_recipe, resolve_recipe
+from vase_cli.method_options import make_method
 from vase_cli.tasks.base import resolve_tasks
 
 BUILT_IN = Catalog(zoo=((built_in_folder("zoo"), "built-in"),), recipes=((built_in_folder("recipes"), "built-in"),))

@@ -1,6 +1,5 @@
 """From a resolved recipe to an engine: everything is checked and planned before a weight is read."""
 
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,11 +10,19 @@ from vase_cli import plugins
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.budget import Budget, resolve_budget
 from vase_cli.cache import CacheShape
-from vase_cli.config import ModelEntry, Recipe, make_method
+from vase_cli.config import ModelEntry, Recipe
 from vase_cli.engine import Engine, EngineSettings, EngineStats, check_settings
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
-from vase_cli.memory import MemoryPlan, available_ram_bytes, plan_memory, resident_bytes
+from vase_cli.memory import (
+    MemoryPlan,
+    available_ram_bytes,
+    peak_resident_bytes,
+    plan_memory,
+    reset_peak_resident_bytes,
+    resident_bytes,
+)
+from vase_cli.method_options import make_method
 from vase_cli.models import ChatTokenizer, LanguageModel, ModelFacts, describe, load, load_tokenizer, resolve_device
 
 MOST_SLOTS = {"cuda": 256, "cpu": 16}
@@ -39,6 +46,14 @@ class Part:
     max_total_tokens: int
 
 
+@dataclass
+class _Loaded:
+    """What assemblies of one model share once it is read."""
+
+    tokenizer: ChatTokenizer | None = None
+    model: LanguageModel | None = None
+
+
 class Assembly:
     """A recipe brought together with its model.
 
@@ -49,8 +64,12 @@ class Assembly:
         tokenizer: loaded with the first prompt.
     """
 
-    def __init__(self, recipe: Recipe, entry: ModelEntry) -> None:
+    def __init__(self, recipe: Recipe, entry: ModelEntry, *, beside: "Assembly | None" = None) -> None:
         """Read the model's config and refuse what cannot work.
+
+        Args:
+            recipe, entry: as resolved.
+            beside: an assembly of the same model, whose weights and tokenizer this one uses too.
 
         Raises:
             ConfigError, ModelError: one line.
@@ -61,15 +80,18 @@ class Assembly:
         self.device = resolve_device(recipe.device)
         self.facts: ModelFacts = describe(entry, recipe.dtype, self.device)
         self.backend = self._choose_backend()
-        self._tokenizer: ChatTokenizer | None = None
-        self._model: LanguageModel | None = None
+        self._loaded = _Loaded()
+        if beside is not None:
+            if (beside.entry, beside.device, beside.facts) != (entry, self.device, self.facts):
+                raise ValueError("assemblies of different models share nothing")
+            self._loaded = beside._loaded
 
     @property
     def tokenizer(self) -> ChatTokenizer:
         """The model's tokenizer; loaded when first asked for, without the weights."""
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self.entry)
-        return self._tokenizer
+        if self._loaded.tokenizer is None:
+            self._loaded.tokenizer = load_tokenizer(self.entry)
+        return self._loaded.tokenizer
 
     def part(self, task: str | None, *, max_new_tokens: int | None, max_total_tokens: int) -> Part:
         """Resolve budget and limits of one task; the recipe's limits win over those given here, the task's own.
@@ -124,21 +146,20 @@ class Assembly:
             most_slots=max(1, min(MOST_SLOTS[self.device.type], requests)),
         )
 
-    def load(self) -> None:
-        """Read the weights.
+    def load(self) -> LanguageModel:
+        """The model, its weights read when it is first asked for.
 
         Raises:
             ModelError: one line.
         """
-        if self._model is None:
-            self._model = load(self.entry, self.tokenizer, self.recipe.dtype, self.device)
+        if self._loaded.model is None:
+            self._loaded.model = load(self.entry, self.tokenizer, self.recipe.dtype, self.device)
+        return self._loaded.model
 
     def engine(self, part: Part, *, slots: int, longest_prompt_tokens: int) -> Engine:
         """An engine with a cache of its own, for one part; loads the weights if they are not."""
-        self.load()
-        assert self._model is not None
         settings = self._settings(part, slots=slots, longest_prompt_tokens=longest_prompt_tokens)
-        return Engine(self._model, self.policy, self.backend, settings)
+        return Engine(self.load(), self.policy, self.backend, settings)
 
     def gpus(self) -> list[str]:
         """Names of the GPUs that PyTorch sees."""
@@ -155,11 +176,18 @@ class Assembly:
             return torch.cuda.memory_allocated(self.device)
         return resident_bytes()
 
+    def reset_peak(self) -> None:
+        """Count the peak from here on."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            reset_peak_resident_bytes()
+
     def peak_bytes(self) -> int:
-        """Most memory in use so far: allocated on the GPU, resident in the process on a CPU."""
+        """Most memory in use since the last reset: allocated on the GPU, resident in the process on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return peak_resident_bytes()
 
     def _settings(self, part: Part, *, slots: int, longest_prompt_tokens: int) -> EngineSettings:
         total = part.max_total_tokens
@@ -189,9 +217,12 @@ class Assembly:
         return fallback
 
     def _available_bytes(self) -> int:
+        """Free memory, as if the weights were not read yet."""
+        loaded = 0 if self._loaded.model is None else self.facts.weights_bytes
         if self.device.type == "cuda":
-            return torch.cuda.mem_get_info(self.device)[0]
-        return available_ram_bytes()
+            kept_by_allocator = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            return torch.cuda.mem_get_info(self.device)[0] + kept_by_allocator + loaded
+        return available_ram_bytes() + loaded
 
 
 def add_stats(total: EngineStats, more: EngineStats) -> EngineStats:

@@ -7,11 +7,10 @@ those that belong to a task (``samples``, ``max_new_tokens`` and ``max_total_tok
 import dataclasses
 import math
 import re
-import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from vase_cli import plugins
 from vase_cli._yaml import (
@@ -22,7 +21,6 @@ from vase_cli._yaml import (
     did_you_mean,
     flag,
     number,
-    parse_scalar,
     read_mapping,
     scalar,
     text,
@@ -122,13 +120,22 @@ class ModelEntry:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Several runs in one: every method at every budget (``full`` once). Either may be empty: the recipe's own."""
+
+    methods: tuple[str, ...] = ()
+    budgets: tuple[int | str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Recipe:
     """One run, every value resolved; ``origins`` says where each came from, by dotted key such as "budgets.gsm8k".
 
     ``model`` is a zoo name, a hub id or a folder. ``budget`` is tokens per KV head, or "4x" of the mean full-cache
     length, for every task that ``budgets`` does not name. ``window`` is the eviction interval in tokens; the last
     ``window`` tokens are always kept. ``samples``, ``max_new_tokens`` and ``max_total_tokens`` None: the task's own.
-    ``limit`` None: every problem. ``dtype`` None: the model's own.
+    ``limit`` None: every problem. ``dtype`` None: the model's own. ``compare`` is what `vase eval` runs side by side
+    where the command line names no method and no budget.
     """
 
     name: str
@@ -152,6 +159,7 @@ class Recipe:
     dtype: str | None = None
     attention: str = "auto"
     device: str = "auto"
+    compare: Comparison = Comparison()
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def budget_for(self, task: str | None) -> int | str | None:
@@ -256,7 +264,7 @@ _RULES: dict[str, Rule[Any]] = {
     "device": _device,
 }
 _TASK_RULES: dict[str, Rule[Any]] = {"budgets": _budget, "dense_tokens": number("tokens", positive=True)}
-RECIPE_KEYS = (*_RULES, *_TASK_RULES, "method_options", "tasks", "sampling")
+RECIPE_KEYS = (*_RULES, *_TASK_RULES, "method_options", "tasks", "sampling", "compare")
 
 _ENTRY_RULES: dict[str, Rule[Any]] = {
     "hub_id": _hub_id,
@@ -330,6 +338,8 @@ def load_recipe(path: Path, name: str) -> RecipeFile:
         sampling = fields.section("sampling")
         sampling.only(SAMPLING_KEYS)
         values["sampling"] = {key: sampling.get(key, _SAMPLING_RULES[key]) for key in sampling}
+    if "compare" in fields:
+        values["compare"] = _comparison(fields.section("compare"))
     if values.get("method") == "full" and (given := {"budget", "budgets"} & values.keys()):
         raise fields.error(min(given), "method full evicts nothing and takes no budget; remove the line")
     return RecipeFile(name, path, values, fields.lines())
@@ -360,6 +370,7 @@ def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, 
         (written, file.origin),
         (given, lambda key: "command line"),
     ]
+    compared = not {"method", "budget", "budgets"} & given.keys()
     values: dict[str, Any] = {"model": entry.name, "think": entry.thinking.mode != "never"}
     origins = dict.fromkeys((*_RULES, "tasks"), "default") | {"think": _entry_origin(entry)}
     for layer, origin in layers:
@@ -380,6 +391,8 @@ def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, 
     _check_thinking(entry, values["think"], origins["think"])
     facts["sampling"] = dataclasses.asdict(entry.sampling["thinking" if values["think"] else "plain"])
     sampling, places = _merge("sampling", layers)
+    if compared and "compare" in written:
+        values["compare"], origins["compare"] = written["compare"], file.origin("compare")
     return Recipe(file.name, **values, sampling=SamplingParams(**sampling), origins=origins | places)
 
 
@@ -397,73 +410,6 @@ def _merge(key: str, layers: Sequence[_Layer]) -> tuple[dict[str, Any], dict[str
         for name, value in layer.get(key, {}).items():
             merged[name], origins[f"{key}.{name}"] = value, origin(f"{key}.{name}")
     return merged, origins
-
-
-def parse_option(written: str) -> tuple[str, int | float | bool | str]:
-    """One ``key=value`` of the command line, typed as in a file: ``alpha=0.5`` -> ("alpha", 0.5).
-
-    Raises:
-        ConfigError: no '=', or nothing before or after it.
-    """
-    key, equals, value = written.partition("=")
-    if not equals or not key.strip() or not value.strip():
-        raise ConfigError(f"option '{written}': write key=value, such as n_large=256")
-    return key.strip().replace("-", "_"), parse_scalar(value.strip())
-
-
-def coerce_options(
-    fields: Mapping[str, Any], options: Mapping[str, int | float | bool | str], where: str | Mapping[str, str]
-) -> dict[str, int | float | bool | str]:
-    """Options checked against a method's fields (name -> annotation, as ``typing.get_type_hints`` gives them).
-
-    A whole number is taken for ``float``; nothing else is converted. ``where`` says where the options come from: one
-    text, or one per option.
-
-    Raises:
-        ConfigError: an option that the method does not have, or of another type.
-    """
-    coerced: dict[str, int | float | bool | str] = {}
-    for key, value in options.items():
-        place = where if isinstance(where, str) else where.get(key, "method options")
-        if key not in fields:
-            hint = did_you_mean(key, fields) if fields else "the method has no options"
-            raise ConfigError(f"{place}: {key}: unknown option; {hint}")
-        try:
-            coerced[key] = _coerce(fields[key], value)
-        except ValueError as error:
-            raise ConfigError(f"{place}: {key}: {error}") from None
-    return coerced
-
-
-def option_types(method: Any) -> dict[str, Any]:
-    """The options of a method class: name -> annotation."""
-    hints = get_type_hints(method)
-    return {one.name: hints[one.name] for one in dataclasses.fields(method)}
-
-
-def make_method(recipe: Recipe) -> Any:
-    """The recipe's method with its options; imports the method's module, and with it torch.
-
-    Raises:
-        ConfigError: an option that the method does not have, or of another type.
-    """
-    method = plugins.load("eviction", recipe.method)
-    where = {key: recipe.origins.get(f"method_options.{key}", recipe.name) for key in recipe.method_options}
-    return method(**coerce_options(option_types(method), recipe.method_options, where))
-
-
-def _coerce(annotation: Any, value: int | float | bool | str) -> int | float | bool | str:
-    if get_origin(annotation) is Literal:
-        return choice(*map(str, get_args(annotation)))(value)
-    wanted = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    if type(value) in wanted:
-        return value
-    if float in wanted and type(value) is int:
-        return float(value)
-    for one, rule in ((bool, flag), (int, whole()), (float, number())):
-        if one in wanted:
-            rule(value)  # raises with what to write instead
-    raise ValueError(f"must be text, not {value!r}")
 
 
 def _check_overrides(given: dict[str, Any]) -> dict[str, Any]:
@@ -510,6 +456,13 @@ def _by_task(section: Fields, rule: Rule[T], known: Collection[str]) -> dict[str
         if task not in known:
             raise section.error(task, f"no task of that name; {did_you_mean(task, known)}")
     return {task: section.get(task, rule) for task in section}
+
+
+def _comparison(section: Fields) -> Comparison:
+    section.only([one.name for one in dataclasses.fields(Comparison)])
+    methods = section.sequence("methods", _registered("eviction")) if "methods" in section else []
+    budgets = section.sequence("budgets", _budget) if "budgets" in section else []
+    return Comparison(tuple(methods), tuple(budgets))
 
 
 def _shape(section: Fields) -> ModelShape:

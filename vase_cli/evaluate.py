@@ -17,7 +17,7 @@ from vase_cli.environment import environment
 from vase_cli.errors import ConfigError, DataError
 from vase_cli.graders.base import Grader
 from vase_cli.grading import graded
-from vase_cli.models import Prompt
+from vase_cli.models import Prompt, weights_digest
 from vase_cli.repetition import has_garbage_tail, has_repetition
 from vase_cli.report import load_run, summarize
 from vase_cli.report_schema import FORMAT
@@ -45,6 +45,15 @@ class Progress(Protocol):
     def sample(self, record: Mapping[str, Any]) -> None:
         """A sample was finished, graded and stored."""
         ...
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What an evaluation leaves: its folder (None if nothing is stored), summary, and every sample by id."""
+
+    path: Path | None
+    summary: dict[str, Any]
+    records: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ def evaluate(
     command: Sequence[str],
     progress: Progress,
     raw: bool = False,
-) -> tuple[Path | None, dict[str, Any]]:
+) -> FinishedRun:
     """Generate, grade and store every sample that the run's folder does not hold yet.
 
     On Ctrl-C and on an error what was finished is stored, and the summary says that it is of a part.
@@ -105,9 +114,6 @@ def evaluate(
         command: the command line, for the record.
         progress: told what happens.
         raw: give prompts to the model as they are, without its chat template.
-
-    Returns:
-        The run's folder, None if nothing is stored, and the summary.
 
     Raises:
         VaseError: one line; what was stored is whole.
@@ -134,15 +140,16 @@ def evaluate(
         finally:
             session.write()
             summary = session.summarize(run)
-    return None if folder is None else folder.path, summary
+    return FinishedRun(None if folder is None else folder.path, summary, session.records())
 
 
 def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequence[str], *, raw: bool) -> dict[str, Any]:
     """What run.json says of an evaluation; ``config`` is what decides its tokens and grades."""
     recipe = assembly.recipe
     config = {
-        "model": assembly.entry.hub_id or str(assembly.entry.path),
+        "model": assembly.entry.hub_id or assembly.entry.name,
         "revision": assembly.entry.revision,
+        "weights": weights_digest(assembly.entry),
         "dtype": assembly.facts.dtype,
         "attention": assembly.backend.name,
         "device": assembly.device.type,
@@ -220,6 +227,7 @@ class _Session:
         self._current = EngineStats()
         self._cache: CacheShape | None = None
         self._samples = 0
+        assembly.reset_peak()
 
     def follow(self, stats: EngineStats, cache: CacheShape) -> None:
         """Take an engine's figures from here on."""
@@ -229,9 +237,9 @@ class _Session:
             self._cache = cache
         self.write()
 
-    def finished(self) -> frozenset[str]:
-        """Ids of the samples that are stored."""
-        return frozenset(self._folder.completed() if self._folder else ())
+    def records(self) -> dict[str, Mapping[str, Any]]:
+        """The finished samples by id, those of earlier processes included."""
+        return dict(self._folder.completed()) if self._folder else {one["id"]: one for one in self._unstored}
 
     def store(self, record: Mapping[str, Any]) -> None:
         """Append a record, and now and then the session's line."""
@@ -264,7 +272,7 @@ def _evaluate_task(
     session: _Session, task_part: TaskPart, prompts: Mapping[str, Prompt], longest: int, progress: Progress
 ) -> None:
     task, problems = task_part.task, task_part.problems.problems
-    finished = session.finished()
+    finished = session.records().keys()
     requests = {
         request.id: (request, problem)
         for request, problem in _requests(task_part, prompts)

@@ -3,7 +3,10 @@
 Letters: B slots, T prompt tokens, V vocabulary, Hq query heads, H KV heads, D head dim.
 """
 
+import contextlib
 import os
+import resource
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +25,8 @@ _USABLE_SHARE = 0.9
 _GREEDY_BYTES_PER_LOGIT = 8
 _SAMPLED_BYTES_PER_LOGIT = 44
 """Logits and what sampling makes of them: float32, ranks and indices in int64."""
+
+_RUSAGE_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
 _CUT_WORKING_BYTES = 3 * 256 * 2**20
 
@@ -142,8 +147,23 @@ def available_ram_bytes() -> int:
 
 def resident_bytes() -> int:
     """Memory of this process that is in RAM now; 0 where the system does not say."""
+    return _status_bytes("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """Most memory of this process that was in RAM since the last reset; since its start where there is none."""
+    return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RUSAGE_UNIT_BYTES
+
+
+def reset_peak_resident_bytes() -> None:
+    """Start the peak anew, where the system can (Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status_bytes(key: str) -> int:
     for line in _lines(Path("/proc/self/status")):
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
     return 0
 

@@ -8,6 +8,7 @@ Letters: B rows, T tokens, V vocabulary, Hq query heads, H KV heads, D head dim.
 """
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from vase_cli.forward import ForwardStep
 
 _INTERFACE = "vase"
 _STEP = "vase_step"
+_DIGEST_BYTES = 2**20
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -136,6 +138,24 @@ def describe(entry: ModelEntry, dtype: str | None, device: torch.device) -> Mode
         ModelError: not found, gated, offline, unreadable, or not to be served.
     """
     return _facts(entry, _config(entry), dtype, device)
+
+
+def weights_digest(entry: ModelEntry) -> str | None:
+    """Names the weights of a model folder, so that retrained weights are another run; None for the hub's.
+
+    BLAKE2 of each safetensors file's name, size, and first and last mebibyte: gigabytes are not read for it.
+    """
+    if entry.path is None:
+        return None
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(entry.path.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_DIGEST_BYTES))
+            file.seek(max(0, size - _DIGEST_BYTES))
+            digest.update(file.read())
+    return digest.hexdigest()
 
 
 class ChatTokenizer:

@@ -3,19 +3,24 @@
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vase_cli.cli import options
 from vase_cli.errors import ConfigError
 
+if TYPE_CHECKING:
+    from vase_cli.comparison import ComparedRun
+
 DEFAULT_RECIPE = "tiny-reasoner"
 DEFAULT_OUT = Path("runs")
 
 
 def evaluate(
+    context: typer.Context,
     tasks: Annotated[list[str] | None, typer.Argument(help="Tasks, groups of tasks, or problem files.")] = None,
     recipe: options.RecipeName = None,
     model: options.Model = None,
@@ -23,8 +28,8 @@ def evaluate(
     system: options.System = None,
     zoo: options.Zoo = None,
     recipes: options.Recipes = None,
-    method: options.Method = None,
-    budget: options.Budget = None,
+    method: options.Methods = None,
+    budget: options.Budgets = None,
     option: options.MethodOptions = None,
     window: options.Window = None,
     temperature: options.Temperature = None,
@@ -51,7 +56,7 @@ def evaluate(
     as_json: options.AsJson = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print what every key of the report means.")] = False,
 ) -> None:
-    """Evaluate a model on tasks, under one eviction method and budget.
+    """Evaluate a model on tasks, under one eviction method and budget or several side by side.
 
     With nothing named it evaluates the embedded model. The same command again goes on where it stopped.
     """
@@ -62,32 +67,12 @@ def evaluate(
         return
     from vase_cli.tasks.base import resolve_tasks
 
-    overrides = {
-        "model": model,
-        "think": think,
-        "system_prompt": system,
-        "method": method,
-        "budget": budget,
-        "method_options": options.method_options(option),
-        "window": window,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "max_new_tokens": max_new_tokens,
-        "max_total_tokens": max_total_tokens,
-        "slots": options.slot_count(slots),
-        "dtype": dtype,
-        "attention": attention,
-        "device": device,
-        "samples": samples,
-        "limit": limit,
-    }
     named = resolve_tasks(tasks, grader) if tasks else []
     if recipe is None and model is None:
         recipe = _default_recipe(tasks, device, zoo, recipes)
-    resolved, entry = options.resolve(recipe, overrides, zoo=zoo, recipes=recipes)
+    given = options.overrides(context.params)
+    compared = options.compared(recipe, given, methods=method or [], budgets=budget or [], zoo=zoo, recipes=recipes)
+    resolved, entry = compared[0]
     named = named or resolve_tasks(resolved.tasks, grader)
     if not named:
         raise ConfigError("no task: name one, such as gsm8k, or a problem file; see `vase tasks list`")
@@ -95,20 +80,46 @@ def evaluate(
         raise ConfigError(f"--data {data}: {files[0]} is a problem file already; leave one out")
     if data is not None and data.is_file() and len(named) > 1:
         raise ConfigError(f"--data {data} is one file, for one task, and {len(named)} are named: give a folder")
-    assembly = options.assemble(resolved, entry)
+    first = options.assemble(resolved, entry)
+    assemblies = [first, *(options.assemble(one, entry, beside=first) for one, _ in compared[1:])]
 
     from vase_cli.cli.progress import EvalProgress
+    from vase_cli.comparison import ComparedRun
     from vase_cli.evaluate import evaluate as run_evaluation
     from vase_cli.evaluate import prepare
 
-    parts = prepare(assembly, named, data=data, skip_bad_rows=skip_bad_rows)
+    # Everything is checked before the first run starts.
+    prepared = [prepare(assembly, named, data=data, skip_bad_rows=skip_bad_rows) for assembly in assemblies]
+    runs: list[ComparedRun] = []
     with EvalProgress() as progress:
-        path, summary = run_evaluation(assembly, parts, root=out or DEFAULT_OUT, command=sys.argv, progress=progress)
-    print_summary(summary, as_json=as_json)
-    typer.echo(f"run folder: {path}", err=True)
+        for assembly, parts in zip(assemblies, prepared, strict=True):
+            if len(assemblies) > 1:
+                progress.note(f"run {len(runs) + 1} of {len(assemblies)}: {assembly.recipe.method}")
+            finished = run_evaluation(assembly, parts, root=out or DEFAULT_OUT, command=sys.argv, progress=progress)
+            tokens = {one.task.name: one.part.budget.tokens if one.part.budget else None for one in parts}
+            runs.append(ComparedRun(assembly.recipe.method, tokens, finished.summary, finished.records))
+            progress.note(f"run folder: {finished.path}")
+    if as_json or len(runs) == 1:
+        for run in runs:
+            print_summary(run.summary, as_json=as_json)
+    else:
+        _print_comparison(runs)
 
 
-def print_summary(summary: dict[str, object], *, as_json: bool) -> None:
+def _print_comparison(runs: "Sequence[ComparedRun]") -> None:
+    """Several runs side by side: tables on a terminal, plain lines in a pipe."""
+    from vase_cli.comparison import comparison_lines, comparison_tables
+
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        for table in comparison_tables(runs):
+            Console().print(table)
+    else:
+        typer.echo("\n".join(comparison_lines(runs)))
+
+
+def print_summary(summary: Mapping[str, Any], *, as_json: bool) -> None:
     """A summary on stdout: a table on a terminal, plain lines in a pipe, or one line of JSON."""
     from vase_cli.report import summary_lines, summary_table
 
@@ -124,10 +135,10 @@ def print_summary(summary: dict[str, object], *, as_json: bool) -> None:
 
 def _default_recipe(tasks: list[str] | None, device: str | None, zoo: Path | None, recipes: Path | None) -> str:
     """The embedded recipe when nothing is named; for named tasks never a silent choice of a toy model."""
-    if not tasks:
-        return os.environ.get("VASE_RECIPE") or DEFAULT_RECIPE
     if named := os.environ.get("VASE_RECIPE"):
         return named
+    if not tasks:
+        return DEFAULT_RECIPE
     from vase_cli.catalog import Catalog
     from vase_cli.machine import recipes_that_fit
 

@@ -8,7 +8,8 @@ import typer
 
 from vase_cli.catalog import Catalog
 from vase_cli.cli._files import print_notes
-from vase_cli.config import ModelEntry, Recipe, parse_option
+from vase_cli.config import RECIPE_KEYS, SAMPLING_KEYS, ModelEntry, Recipe
+from vase_cli.method_options import parse_option
 
 if TYPE_CHECKING:
     from vase_cli.assembly import Assembly
@@ -41,6 +42,21 @@ Budget = Annotated[
     str | None,
     typer.Option(
         "--budget", "-b", help="Tokens kept per KV head, or 4x: a quarter of the full cache.", rich_help_panel=_METHOD
+    ),
+]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method", "-m", help="Eviction method; may be repeated. See `vase methods list`.", rich_help_panel=_METHOD
+    ),
+]
+Budgets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--budget",
+        "-b",
+        help="Tokens kept per KV head, or 4x: a quarter of the full cache; may be repeated.",
+        rich_help_panel=_METHOD,
     ),
 ]
 MethodOptions = Annotated[
@@ -85,22 +101,59 @@ def slot_count(given: str | None) -> int | str | None:
     return int(given) if given is not None and given.isascii() and given.isdigit() else given
 
 
-def method_options(given: Sequence[str] | None) -> dict[str, Any] | None:
-    """``-o key=value`` options as a mapping; None if there are none."""
-    return dict(parse_option(text) for text in given) if given else None
+def overrides(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A command's parameters as the recipe's keys; those that a recipe does not have are left out."""
+    renamed = {key: parameters[key] for key in (*RECIPE_KEYS, *SAMPLING_KEYS) if key in parameters and key != "tasks"}
+    return renamed | {
+        "system_prompt": parameters["system"],
+        "method_options": dict(parse_option(text) for text in parameters["option"] or ()) or None,
+        "slots": _number_if_one(parameters["slots"]),
+    }
+
+
+def _number_if_one(given: str | None) -> int | str | None:
+    """The recipe's rules judge what is not a number."""
+    return int(given) if given is not None and given.isascii() and given.isdigit() else given
 
 
 def resolve(
-    recipe: str | None, overrides: Mapping[str, Any], *, zoo: Path | None, recipes: Path | None
+    recipe: str | None, given: Mapping[str, Any], *, zoo: Path | None, recipes: Path | None
 ) -> tuple[Recipe, ModelEntry]:
     """The recipe and model that the options name; a shadowed built-in is said on stderr."""
-    resolved, entry, notes = Catalog.open(zoo=zoo, recipes=recipes).resolve(recipe, overrides)
+    resolved, entry, notes = Catalog.open(zoo=zoo, recipes=recipes).resolve(recipe, given)
     print_notes(notes)
     return resolved, entry
 
 
-def assemble(recipe: Recipe, entry: ModelEntry) -> "Assembly":
+def compared(
+    recipe: str | None,
+    given: Mapping[str, Any],
+    *,
+    methods: Sequence[str],
+    budgets: Sequence[str],
+    zoo: Path | None,
+    recipes: Path | None,
+) -> list[tuple[Recipe, ModelEntry]]:
+    """A recipe for every method at every budget that is named, here or in the recipe; ``full`` has none, so once."""
+    catalog = Catalog.open(zoo=zoo, recipes=recipes)
+    named_methods: Sequence[str | None] = methods or [None]
+    named_budgets: Sequence[int | str | None] = budgets or [None]
+    if not methods and not budgets:
+        base, _, _ = catalog.resolve(recipe, {**given, "method": None, "budget": None})
+        named_methods, named_budgets = base.compare.methods or [None], base.compare.budgets or [None]
+    pairs: dict[tuple[str | None, int | str | None], tuple[Recipe, ModelEntry]] = {}
+    for budget in named_budgets:
+        for method in named_methods:
+            own = None if method == "full" and len(named_methods) > 1 else budget
+            if (method, own) not in pairs:
+                resolved, entry, notes = catalog.resolve(recipe, {**given, "method": method, "budget": own})
+                print_notes([] if pairs else notes)
+                pairs[method, own] = resolved, entry
+    return list(pairs.values())
+
+
+def assemble(recipe: Recipe, entry: ModelEntry, *, beside: "Assembly | None" = None) -> "Assembly":
     """Bring recipe and model together; this is where torch is imported."""
     from vase_cli.assembly import Assembly
 
-    return Assembly(recipe, entry)
+    return Assembly(recipe, entry, beside=beside)

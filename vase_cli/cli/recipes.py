@@ -24,7 +24,8 @@ from vase_cli.cli._files import (
     print_notes,
     validate,
 )
-from vase_cli.config import Recipe, load_recipe, make_method, resolve_recipe
+from vase_cli.config import Recipe, load_recipe, resolve_recipe
+from vase_cli.method_options import make_method
 
 app = typer.Typer(help="List recipes, show one resolved, check or copy their files.", no_args_is_help=True)
 

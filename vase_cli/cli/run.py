@@ -15,6 +15,7 @@ _TASK = "prompts"
 
 
 def run(
+    context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; left out, it is read from stdin.")] = None,
     recipe: options.RecipeName = None,
     model: options.Model = None,
@@ -56,34 +57,13 @@ def run(
     With nothing named it runs the embedded model. On a terminal the text streams; in a pipe it is text only.
     """
     prompts = _read_prompts(prompt, input_file)
-    overrides = {
-        "model": model,
-        "think": think,
-        "system_prompt": system,
-        "method": method,
-        "budget": budget,
-        "method_options": options.method_options(option),
-        "window": window,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "max_new_tokens": max_new_tokens,
-        "max_total_tokens": max_total_tokens,
-        "slots": options.slot_count(slots),
-        "dtype": dtype,
-        "attention": attention,
-        "device": device,
-    }
     if recipe is None and model is None:
         recipe = os.environ.get("VASE_RECIPE") or DEFAULT_RECIPE
-    resolved, entry = options.resolve(recipe, overrides, zoo=zoo, recipes=recipes)
+    resolved, entry = options.resolve(recipe, options.overrides(context.params), zoo=zoo, recipes=recipes)
     assembly = options.assemble(resolved, entry)
 
     from vase_cli.cli.streaming import RunOutput
     from vase_cli.evaluate import TaskPart, encode_prompt, evaluate
-    from vase_cli.report import load_run
     from vase_cli.tasks.base import Problem, ProblemSet, Task
 
     task = Task(name=_TASK, title="prompts of the user", hub=(), count=None, license="", url="", grader="", samples=1)
@@ -103,7 +83,7 @@ def run(
         budget=None if part.budget is None else part.budget.tokens,
     )
     with output:
-        path, _ = evaluate(
+        finished = evaluate(
             assembly,
             [TaskPart(task, ProblemSet(_TASK, problems, source), 1, part)],
             root=out,
@@ -111,11 +91,10 @@ def run(
             progress=output,
             raw=raw,
         )
-        if path is not None:
-            typer.echo(f"run folder: {path}", err=True)
-            records = load_run(path).records
-            for identifier in output.unseen():
-                output.stored(records[identifier])
+        for identifier in output.unseen():
+            output.stored(finished.records[identifier])
+    if finished.path is not None:
+        typer.echo(f"run folder: {finished.path}", err=True)
     if output.failed:
         raise RunError(f"{output.failed} of {len(prompts)} prompts failed")
 
