@@ -273,6 +273,12 @@ def test_qwen3_8b_is_chosen_only_for_a_gpu_that_holds_it(
     assert refusal.startswith("no recipe for gsm8k") != chosen
 
 
+def test_one_file_in_the_environment_is_for_one_task(vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VASE_DATA", "mine.jsonl")
+    refusal = vase.refused("eval", "gsm8k", "math500", "--model", model, *SMALL)
+    assert refusal == "$VASE_DATA mine.jsonl is one file, for one task, and 2 are named: give a folder"
+
+
 def test_the_environment_names_the_recipe(vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Path("own.yaml")
     recipe.write_text(

@@ -135,3 +135,13 @@ def test_a_mistake_there_is_one_line(installed: Installed):
     done = installed.run("zoo", "show", "qwen3-9b")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == "vase: model 'qwen3-9b' is no zoo entry, folder or hub id; did you mean 'qwen3-8b'?\n"
+
+
+def test_the_embedded_model_evaluates_there_without_a_network(installed: Installed):
+    done = installed.run(
+        "eval", "--method", "vase-attnv", "--limit", "2", "--slots", "2", "--json", OMP_NUM_THREADS="1"
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["tasks"]["recurrence"]["samples"] == 2
+    assert summary["tasks"]["recurrence"]["accuracy"] == 1.0

@@ -39,9 +39,9 @@ def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
             recipe, entry, _ = catalog.resolve(name, {})
         except VaseError:
             continue  # a broken file of the user's own: `vase recipes validate` says what is wrong with it
-        dtype = recipe.dtype or entry.dtype
-        each = 4 if device_type == "cpu" and dtype in ("auto", "bfloat16") and recipe.dtype is None else 0
-        weights = (entry.parameters or 0) * (each or _BYTES_PER_PARAMETER[dtype])
+        asked = recipe.dtype or "auto"
+        dtype = asked if asked != "auto" else "float32" if device_type == "cpu" else entry.dtype
+        weights = (entry.parameters or 0) * _BYTES_PER_PARAMETER[dtype]
         if entry.parameters is not None and weights <= available * _SHARE_FOR_WEIGHTS:
             fitting.append(name)
     return Fitting(device_type, description, tuple(fitting))

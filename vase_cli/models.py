@@ -341,7 +341,7 @@ def _facts(entry: ModelEntry, config: PreTrainedConfig, dtype: str | None, devic
         skeleton = AutoModelForCausalLM.from_config(config)
     skeleton.tie_weights()
     parameters = {id(parameter): parameter.numel() for parameter in skeleton.parameters()}
-    name = _resolve_dtype(dtype or entry.dtype, config, device)
+    name = _resolve_dtype(dtype, entry, config, device)
     total = sum(parameters.values())
     return ModelFacts(
         shape=shape,
@@ -386,11 +386,14 @@ def _refuse_unserved(config: PreTrainedConfig, where: str) -> None:
             )
 
 
-def _resolve_dtype(dtype: str, config: PreTrainedConfig, device: torch.device) -> str:
-    if dtype != "auto":
-        return dtype
+def _resolve_dtype(asked: str | None, entry: ModelEntry, config: PreTrainedConfig, device: torch.device) -> str:
+    """What was asked for; else float32 on a CPU, where half precision may be slow, and the model's own on a GPU."""
+    if asked not in (None, "auto"):
+        return str(asked)
     if device.type == "cpu":
         return "float32"
+    if entry.dtype != "auto":
+        return entry.dtype
     stored = str(config.dtype or "float32").removeprefix("torch.")
     return stored if stored in _DTYPES else "float32"
 

@@ -78,8 +78,13 @@ def evaluate(
         raise ConfigError("no task: name one, such as gsm8k, or a problem file; see `vase tasks list`")
     if data is not None and (files := [task.path for task in named if task.path is not None]):
         raise ConfigError(f"--data {data}: {files[0]} is a problem file already; leave one out")
-    if data is not None and data.is_file() and len(named) > 1:
-        raise ConfigError(f"--data {data} is one file, for one task, and {len(named)} are named: give a folder")
+    source = data or (Path(os.environ["VASE_DATA"]) if os.environ.get("VASE_DATA") else None)
+    registered = [task for task in named if task.path is None]
+    if source is not None and source.is_file() and len(registered) > 1:
+        origin = "--data" if data is not None else "$VASE_DATA"
+        raise ConfigError(
+            f"{origin} {source} is one file, for one task, and {len(registered)} are named: give a folder"
+        )
     first = options.assemble(resolved, entry)
     assemblies = [first, *(options.assemble(one, entry, beside=first) for one, _ in compared[1:])]
 
