@@ -152,11 +152,15 @@ def test_a_second_process_is_refused_while_the_first_runs(
 ) -> None:
     first = starter.start(*evaluation, "--out", "shared")
     wait_until(lambda: len(stored("shared")) > 0)
-    code, out, err = starter.wait(starter.start(*evaluation, "--out", "shared"))
+    os.kill(first, signal.SIGSTOP)  # it holds the folder, and cannot end before the second has tried
+    try:
+        assert 0 < len(stored("shared")) < SAMPLES
+        code, out, err = starter.wait(starter.start(*evaluation, "--out", "shared"))
+    finally:
+        os.kill(first, signal.SIGCONT)
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
     assert f"is in use by process {first} on " in line
-    assert len(stored("shared")) < SAMPLES, "the first had ended: make the run longer"
     assert starter.wait(first)[0] == 0
     assert without_timing("shared") == undisturbed
 
