@@ -6,10 +6,11 @@ import types
 import pytest
 import torch
 
-from vase_cli import plugins
+from vase_cli import kernels, plugins
 from vase_cli.attention import sdpa
 from vase_cli.attention.flash_attention_2 import FlashAttention2
 from vase_cli.attention.sdpa import SDPA
+from vase_cli.attention.triton import TritonAttention
 from vase_cli.errors import ConfigError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -60,90 +61,76 @@ def test_prefill_agrees_with_float64_in_half_precision(dtype: torch.dtype):
 
 
 def decode(
-    live: list[int], group: int, head_dim: int, *, slots: int = 71, seed: int = 0, dtype: torch.dtype = torch.float32
+    held: list[int], group: int, head_dim: int, *, slots: int = 71, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """One decode step of rows that hold ``live`` tokens; the output, and what went in and came of it."""
-    rows, heads = len(live), 2
+    """One decode step of rows that hold so many tokens; the output, and what went in."""
+    rows, heads = len(held), 2
     parts = {
         "queries": draw(rows, heads * group, head_dim, seed=seed, dtype=dtype),
-        "keys": draw(rows, heads, head_dim, seed=seed + 1, dtype=dtype),
-        "values": draw(rows, heads, head_dim, seed=seed + 2, dtype=dtype),
-        "cached_keys": draw(rows, slots, heads, head_dim, seed=seed + 3, dtype=dtype),
-        "cached_values": draw(rows, slots, heads, head_dim, seed=seed + 4, dtype=dtype),
-        "lengths": torch.tensor([max(length, 0) for length in live], dtype=torch.int32),
+        "cached_keys": draw(rows, slots, heads, head_dim, seed=seed + 1, dtype=dtype),
+        "cached_values": draw(rows, slots, heads, head_dim, seed=seed + 2, dtype=dtype),
+        "held": torch.tensor(held, dtype=torch.int32),
     }
     before = {name: part.clone() for name, part in parts.items()}
-    out = SDPA().decode(*parts.values(), live, 0.2)
-    return out, {**{f"{name} before": part for name, part in before.items()}, **parts}
+    out = SDPA().decode(*parts.values(), max(held), 0.2)
+    for name, part in parts.items():
+        assert torch.equal(part, before[name])
+    return out, parts
+
+
+def assert_rows_close(out: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
+    for row, tokens in enumerate(parts["held"].tolist()):
+        if tokens:
+            keys, values = parts["cached_keys"][row, :tokens], parts["cached_values"][row, :tokens]
+            assert_close(out[row], exact(parts["queries"][row], keys, values, 0.2))
+        else:
+            assert torch.equal(out[row], torch.zeros_like(out[row]))
 
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_decode_agrees_with_float64_and_appends_in_place(head_dim: int, group: int):
-    live = [0, 33, -1, 1, 70, 16, -1, 57]
-    out, parts = decode(live, group, head_dim)
-    assert out.shape == parts["queries"].shape and out.isfinite().all()
-    for name in ("queries", "keys", "values", "lengths"):
-        assert torch.equal(parts[name], parts[f"{name} before"])
-    for row, length in enumerate(live):
-        held = max(length, 0)
-        for new, cached in (("keys", "cached_keys"), ("values", "cached_values")):
-            rest = [slot for slot in range(71) if slot != held]
-            assert torch.equal(parts[cached][row, held], parts[new][row])
-            assert torch.equal(parts[cached][row, rest], parts[f"{cached} before"][row, rest])
-        if length >= 0:
-            seen = slice(0, length + 1)
-            expected = exact(
-                parts["queries"][row], parts["cached_keys"][row, seen], parts["cached_values"][row, seen], 0.2
-            )
-            assert_close(out[row], expected)
+def test_decode_agrees_with_float64(head_dim: int, group: int):
+    out, parts = decode([1, 34, 0, 2, 71, 17, 0, 58], group, head_dim)
+    assert out.shape == parts["queries"].shape
+    assert_rows_close(out, parts)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_decode_agrees_with_float64_in_half_precision(dtype: torch.dtype):
-    out, parts = decode([5, 0, 41], 4, 64, dtype=dtype)
+    out, parts = decode([6, 1, 42], 4, 64, dtype=dtype)
     assert out.dtype == dtype
-    for row, length in enumerate([5, 0, 41]):
-        seen = slice(0, length + 1)
-        expected = exact(parts["queries"][row], parts["cached_keys"][row, seen], parts["cached_values"][row, seen], 0.2)
-        assert_close(out[row], expected)
+    assert_rows_close(out, parts)
 
 
 @pytest.mark.parametrize("group", [1, 4, 5])
 def test_attention_under_a_mask_is_attention_over_what_a_row_holds(group: int):
     """What CUDA runs, all rows at once over all slots; here on the CPU."""
-    live = [0, 33, 1, 70]
-    _, parts = decode(live, group, 64)
+    _, parts = decode([1, 34, 0, 71], group, 64)
     grouped = parts["queries"].view(4, 2, group, 64)
-    out = sdpa._masked(grouped, parts["cached_keys"], parts["cached_values"], parts["lengths"], 0.2).reshape(4, -1, 64)
-    for row, length in enumerate(live):
-        seen = slice(0, length + 1)
-        expected = exact(parts["queries"][row], parts["cached_keys"][row, seen], parts["cached_values"][row, seen], 0.2)
-        assert_close(out[row], expected)
+    out = sdpa._masked(grouped, parts["cached_keys"], parts["cached_values"], parts["held"], 0.2)
+    assert_rows_close(out.reshape(4, -1, 64), parts)
 
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize(
-    ("slots", "length"), [(71, 0), (71, 7), (71, 64), (1100, 9), (1100, 510), (1100, 511), (1100, 512), (1100, 700)]
+    ("slots", "tokens"), [(71, 1), (71, 8), (71, 65), (1100, 10), (1100, 511), (1100, 512), (1100, 513), (1100, 701)]
 )
-def test_no_bit_of_a_row_depends_on_its_neighbours(slots: int, length: int, group: int):
+def test_no_bit_of_a_row_depends_on_its_neighbours(slots: int, tokens: int, group: int):
     """The CPU leaves out what no row holds: for 1,100 slots that is another span with each neighbour."""
-    alone, parts = decode([-1, length, -1], group, 64, slots=slots)
-    for seed, neighbours in enumerate(([3, slots - 1], [slots - 1, 0], [1, -1], [500, 20]), start=10):
-        live = [min(neighbours[0], slots - 1), length, neighbours[1]]
-        _, others = decode(live, group, 64, slots=slots, seed=seed)
-        tensors = [others[name] for name in ("queries", "keys", "values", "cached_keys", "cached_values")]
-        tensors[4][0] = float("nan")  # another text's states that are not finite
-        for tensor, name in zip(
-            tensors, ("queries", "keys", "values", "cached_keys before", "cached_values before"), strict=True
-        ):
-            tensor[1] = parts[name][1]
-        assert torch.equal(SDPA().decode(*tensors, others["lengths"], live, 0.2)[1], alone[1])
+    alone, parts = decode([0, tokens, 0], group, 64, slots=slots)
+    for seed, neighbours in enumerate(([4, slots], [slots, 1], [2, 0], [501, 21]), start=10):
+        held = [min(neighbours[0], slots), tokens, min(neighbours[1], slots)]
+        _, others = decode(held, group, 64, slots=slots, seed=seed)
+        others["cached_values"][0] = float("nan")  # another text's states that are not finite
+        for name in ("queries", "cached_keys", "cached_values"):
+            others[name][1] = parts[name][1]
+        for longest in (max(held), None):
+            assert torch.equal(SDPA().decode(*others.values(), longest, 0.2)[1], alone[1])
 
 
-def test_rows_that_are_all_idle_are_finite():
-    out, _ = decode([-1, -1, -1], 2, 16)
-    assert out.isfinite().all()
+def test_rows_that_are_all_idle_are_zeros():
+    out, parts = decode([0, 0, 0], 2, 16)
+    assert_rows_close(out, parts)
 
 
 # FlashAttention2: here only when it says no.
@@ -180,6 +167,47 @@ def test_flash_attention_refuses_what_its_kernels_cannot_do(
     assert refusal == (None if expected is None else f"flash_attention_2 {expected}")
 
 
+# Triton's kernels have tests of their own: here only when it says no.
+
+
+@pytest.fixture
+def without_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "usable", lambda tensor: tensor.is_cuda)
+
+
+@pytest.mark.usefixtures("without_interpreter")
+def test_triton_is_refused_on_a_cpu():
+    refusal = TritonAttention().refusal(CPU, torch.bfloat16, 128)
+    assert refusal == "triton needs a CUDA device, not cpu: use --attention sdpa"
+
+
+def test_triton_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    refusal = TritonAttention().refusal(GPU, torch.bfloat16, 128)
+    assert refusal is not None and "\n" not in refusal
+    assert "pip install triton" in refusal and "--attention sdpa" in refusal
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "expected"),
+    [
+        (torch.bfloat16, 128, None),
+        (torch.float16, 16, None),
+        (torch.float32, 256, None),
+        (torch.float64, 128, "cannot compute in torch.float64: use --dtype bfloat16, or --attention sdpa"),
+        (torch.bfloat16, 512, "cannot serve a head dim of 512: use --attention sdpa"),
+        (torch.bfloat16, 96, "cannot serve a head dim of 96: use --attention sdpa"),
+        (torch.bfloat16, 8, "cannot serve a head dim of 8: use --attention sdpa"),
+    ],
+)
+def test_triton_refuses_what_its_kernel_cannot_do(
+    dtype: torch.dtype, head_dim: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+    refusal = TritonAttention().refusal(GPU, dtype, head_dim)
+    assert refusal == (None if expected is None else f"triton {expected}")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_sdpa_serves_everything(dtype: torch.dtype):
     for device in (CPU, GPU):
@@ -187,7 +215,7 @@ def test_sdpa_serves_everything(dtype: torch.dtype):
 
 
 def test_backends_are_found_by_name():
-    assert plugins.names("attention") == ["flash_attention_2", "sdpa"]
+    assert plugins.names("attention") == ["flash_attention_2", "sdpa", "triton"]
     assert [plugins.load("attention", name)().name for name in plugins.names("attention")] == plugins.names("attention")
     with pytest.raises(ConfigError, match="no attention backend 'flash_attention_3'; did you mean 'flash_attention_2'"):
         plugins.load("attention", "flash_attention_3")

@@ -9,7 +9,7 @@ from vase_cli.cache import CacheShape, StaticCache
 
 CPU = torch.device("cpu")
 SHAPE = CacheShape(layers=3, slots=4, tokens=11, kv_heads=2, head_dim=6, query_heads=4, query_window=3, element_bytes=4)
-FIELDS = ("keys", "values", "positions", "lengths", "queries")
+FIELDS = ("keys", "values", "slots", "positions", "lengths", "queries")
 
 
 def filled(shape: CacheShape = SHAPE, dtype: torch.dtype = torch.float32) -> StaticCache:
@@ -37,67 +37,113 @@ def test_bytes_are_known_before_anything_is_allocated(sizes: tuple[int, ...], wi
     assert shape.bytes == sum(tensor.untyped_storage().nbytes() for tensor in held.values())
     assert shape.kv_bytes == held["keys"].nbytes + held["values"].nbytes
     assert shape.bookkeeping_bytes == shape.bytes - shape.kv_bytes
+    text_order = torch.arange(tokens, dtype=torch.int32).expand(layers, slots, kv_heads, tokens)
+    assert torch.equal(held.pop("slots"), text_order) and torch.equal(held.pop("positions"), text_order)
     assert all(not tensor.any() for tensor in held.values())
 
 
-@pytest.mark.parametrize(("first_layer", "layers"), [(0, 3), (1, 2), (2, 1)])
-@pytest.mark.parametrize("kept", [1, 4, 10, 11])
-def test_compact_keeps_the_chosen_slots_of_each_head_and_layer(kept: int, first_layer: int, layers: int):
-    generator = torch.Generator().manual_seed(kept)
-    cache = filled()
+def stored_anyhow(shape: CacheShape, window: int, seed: int = 0) -> StaticCache:
+    """A filled cache of full rows: candidates stand in any order, the window behind them; positions ascend."""
+    generator = torch.Generator().manual_seed(seed)
+    cache = filled(shape)
+    for slots, positions in zip(
+        cache.slots.view(-1, shape.tokens), cache.positions.view(-1, shape.tokens), strict=True
+    ):
+        slots.copy_(torch.arange(shape.tokens))
+        slots[:-window] = torch.randperm(shape.tokens - window, generator=generator)
+        positions.copy_(torch.randperm(3 * shape.tokens, generator=generator)[: shape.tokens].sort().values)
+    return cache
+
+
+@pytest.mark.parametrize("named", [None, 0.3, 0.9])
+@pytest.mark.parametrize(("budget", "window"), [(6, 5), (10, 1), (7, 4)])
+def test_evict_keeps_the_best_where_they_stand_and_moves_the_window_into_the_holes(
+    budget: int, window: int, named: float | None
+):
+    """Against lists: for each head the (position, slot) of its tokens in text order, and what stands in each slot."""
+    generator = torch.Generator().manual_seed(budget)
+    cache = stored_anyhow(SHAPE, window)
     before = snapshot(cache)
-    chosen = torch.stack(
-        [
-            torch.stack([torch.randperm(11, generator=generator)[:kept].sort().values for _ in range(2)])
-            for _ in range(layers)
-        ]
-    )
-    row = 2
-    cache.compact(first_layer, row, chosen)
-    for layer, other in itertools.product(range(3), range(4)):
-        if other != row or not first_layer <= layer < first_layer + layers:
-            for name in ("keys", "values", "positions"):
-                assert torch.equal(getattr(cache, name)[layer, other], before[name][layer, other])
+    places = [(1, 2), (0, 2), (2, 0)]  # layer, row
+    rows = torch.tensor([layer * SHAPE.slots + row for layer, row in places])
+    text_tokens = torch.tensor([70, 71, 90])
+    scores = torch.randn(3, 2, budget, generator=generator).round(decimals=0)
+    first = None if named is None else torch.rand(3, 2, budget, generator=generator) < named
+    cache.evict(scores, first, rows, text_tokens)
+    for layer, row, head in itertools.product(range(3), range(4), range(2)):
+        old = {name: before[name][layer, row] for name in FIELDS[:4]}
+        new = {name: getattr(cache, name)[layer, row] for name in FIELDS[:4]}
+        if (layer, row) not in places:
+            assert all(torch.equal(new[name], tensor) for name, tensor in old.items())
             continue
-        for head in range(2):
-            for slot, source in enumerate(chosen[layer - first_layer, head].tolist()):
-                for name in ("keys", "values", "positions"):
-                    got = getattr(cache, name)[layer, row, slot, head].tolist()
-                    assert got == before[name][layer, row, source, head].tolist()
+        item = places.index((layer, row))
+        head_scores = scores[item, head].tolist()
+        named_first = [False] * budget if first is None else first[item, head].tolist()
+        order = sorted(range(budget), key=lambda token: (not named_first[token], -head_scores[token], token))
+        kept, gone = sorted(order[: budget - window]), sorted(order[budget - window :])
+        slots, end = old["slots"][head].tolist(), int(text_tokens[item])
+        holes = [slots[token] for token in gone]
+        assert new["slots"][head].tolist() == [slots[t] for t in kept] + holes + list(range(budget, budget + window))
+        assert new["positions"][head].tolist() == [old["positions"][head, token].item() for token in kept] + list(
+            range(end - window, end + window)
+        )
+        for name in ("keys", "values"):
+            expected = old[name][:, head].clone()
+            expected[holes] = old[name][budget:, head]
+            assert torch.equal(new[name][:budget, head], expected[:budget])
     for name in ("lengths", "queries"):
         assert torch.equal(getattr(cache, name), before[name])
 
 
-def test_compact_of_all_slots_changes_nothing():
+def test_append_writes_behind_each_active_row_and_leaves_idle_rows_as_they_are():
     cache = filled()
+    lengths, active = [0, 10, 4, 7], [1, 1, 0, 1]
+    cache.lengths.copy_(torch.tensor(lengths))
+    expected = snapshot(cache)
+    keys, values = torch.randn(4, 2, 6), torch.randn(4, 2, 6)
+    for row in (0, 1, 3):
+        expected["keys"][1, row, lengths[row]] = keys[row]
+        expected["values"][1, row, lengths[row]] = values[row]
+    keys[2] = values[2] = float("nan")
+    cache.append(1, keys, values, torch.tensor(active, dtype=torch.int32))
+    assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
+
+
+def test_an_idle_row_may_be_full():
+    cache = filled()
+    cache.lengths.fill_(SHAPE.tokens)
     before = snapshot(cache)
-    cache.compact(0, 1, torch.arange(11).expand(3, 2, 11))
+    cache.append(0, torch.ones(4, 2, 6), torch.ones(4, 2, 6), torch.zeros(4, dtype=torch.int32))
     assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in before.items())
 
 
 def test_write_fills_a_row_from_slot_0():
     cache = filled()
-    before = snapshot(cache)
+    expected = snapshot(cache)
     keys, values = torch.randn(5, 2, 6), torch.randn(5, 2, 6)
-    positions = torch.arange(10, dtype=torch.int32).view(5, 2)
-    cache.write(1, 3, keys, values, positions)
-    for name, given in (("keys", keys), ("values", values), ("positions", positions)):
-        assert torch.equal(getattr(cache, name)[1, 3, :5], given)
-        expected = before[name]
-        expected[1, 3, :5] = given
-        assert torch.equal(getattr(cache, name), expected)
+    cache.write(1, 3, keys, values)
+    expected["keys"][1, 3, :5] = keys
+    expected["values"][1, 3, :5] = values
+    assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
 
 
-def test_positions_are_marked_where_each_row_appends_next():
+def test_written_positions_are_followed_by_those_to_come():
     cache = filled()
-    lengths = [0, 10, 4, 7]
-    cache.lengths.copy_(torch.tensor(lengths))
-    expected = snapshot(cache)["positions"]
-    for row, (slot, position) in enumerate(zip(lengths, (9000, 41, 4, 70), strict=True)):
-        expected[:, row, slot] = position
-    cache.mark_positions(torch.tensor([9000, 41, 4, 70]))
-    assert cache.positions.dtype == torch.int32
-    assert torch.equal(cache.positions, expected)
+    expected = snapshot(cache)
+    positions = torch.tensor([[0, 3, 8], [1, 2, 9]], dtype=torch.int32)
+    expected["positions"][1, 3, :, :3] = positions
+    expected["positions"][1, 3, :, 3:] = torch.arange(40, 48)
+    cache.write_positions(1, 3, positions, 40)
+    assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
+
+
+def test_reset_puts_one_row_into_text_order():
+    cache = filled()
+    expected = snapshot(cache)
+    for name in ("slots", "positions"):
+        expected[name][:, 2] = torch.arange(11)
+    cache.reset(2)
+    assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 3, 8])
@@ -146,9 +192,11 @@ def test_nothing_that_is_kept_moves_when_rows_are_used():
     cache = filled()
     places = {name: getattr(cache, name).data_ptr() for name in FIELDS}
     cache.lengths.zero_()
-    cache.mark_positions(torch.arange(4))
     cache.keep_queries(0, torch.ones(4, 4, 6), torch.arange(4))
-    cache.write(0, 0, torch.ones(2, 2, 6), torch.ones(2, 2, 6), torch.ones(2, 2, dtype=torch.int32))
-    cache.compact(0, 0, torch.zeros(3, 2, 1, dtype=torch.int64))
+    cache.append(0, torch.ones(4, 2, 6), torch.ones(4, 2, 6), torch.ones(4, dtype=torch.int32))
+    cache.write(0, 0, torch.ones(2, 2, 6), torch.ones(2, 2, 6))
+    cache.write_positions(0, 0, torch.ones(2, 2, dtype=torch.int32), 2)
+    cache.reset(0)
+    cache.evict(torch.ones(1, 2, 8), None, torch.tensor([0]), torch.tensor([11]))
     cache.clear(0)
     assert {name: getattr(cache, name).data_ptr() for name in FIELDS} == places

@@ -11,9 +11,10 @@ import torch
 
 from vase_cli import plugins
 from vase_cli.config import ModelEntry, SamplingParams
-from vase_cli.engine import Completion, Engine, EngineSettings, NewTokens, Request
+from vase_cli.engine import Engine, EngineSettings
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import CacheView, EvictionPolicy
+from vase_cli.generation import Completion, NewTokens, Request
 from vase_cli.models import LanguageModel, load, load_tokenizer
 from vase_cli.randomness import SequenceNoise, stream_key
 
@@ -139,7 +140,7 @@ class ListCache:
         view = CacheView(
             keys=keys,
             values=values,
-            positions=torch.tensor(row.held, dtype=torch.int32).T[None],
+            positions=torch.tensor(row.held, dtype=torch.int32)[None],
             queries=torch.stack(row.q[-self.window :])[None],
             prompt_tokens=torch.tensor([len(self.request.prompt_token_ids)]),
             text_tokens=torch.tensor([len(row.k)]),
@@ -150,8 +151,8 @@ class ListCache:
                 torch.tensor([layer]),
             ),
         )
-        slots, _ = self.policy.select(view)
-        row.held = [[held[slot] for slot in slots[0, head].tolist()] for head, held in enumerate(row.held)]
+        kept, _ = self.policy.select(view)
+        row.held = [[held[number] for number in kept[0, head].tolist()] for head, held in enumerate(row.held)]
         self.cuts += layer == 0
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,9 +26,7 @@ def make_view(
     spaced = torch.stack(
         [torch.randperm(80, generator=generator)[: TOKENS - 4].sort().values + 4 for _ in range(ITEMS * HEADS)]
     )
-    positions = (
-        torch.cat((torch.arange(4).expand(ITEMS * HEADS, 4), spaced), dim=1).view(ITEMS, HEADS, TOKENS).transpose(1, 2)
-    )
+    positions = torch.cat((torch.arange(4).expand(ITEMS * HEADS, 4), spaced), dim=1).view(ITEMS, HEADS, TOKENS)
     return CacheView(
         keys=torch.randn(ITEMS, TOKENS, HEADS, HEAD_DIM, generator=generator).to(dtype),
         values=torch.randn(ITEMS, TOKENS, HEADS, HEAD_DIM, generator=generator).to(dtype),
@@ -41,14 +40,37 @@ def make_view(
     )
 
 
+def scattered(view: CacheView) -> CacheView:
+    """The same items as rows 3, 0 and 4 of a larger storage, the candidates of each head in an order of their own."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.tensor([3, 0, 4])
+    slots = torch.arange(TOKENS).repeat(5, HEADS, 1)
+    for row in slots.view(-1, TOKENS):
+        row[:CANDIDATES] = torch.randperm(CANDIDATES, generator=generator)
+    stored = {"slots": slots.int(), "rows": rows}
+    for name in ("keys", "values"):
+        states = getattr(view, name)
+        storage = torch.full((5, *states.shape[1:]), math.nan, dtype=states.dtype)
+        for item, row in enumerate(rows):
+            for head in range(HEADS):
+                storage[row, slots[row, head], head] = states[item, :, head]
+        stored[name] = storage
+    for name in ("positions", "queries"):
+        states = getattr(view, name)
+        storage = torch.full((5, *states.shape[1:]), -1, dtype=states.dtype)
+        storage[rows] = states
+        stored[name] = storage
+    return replace(view, **stored)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", EVICTING)
 class TestEveryMethod:
     def test_keeps_the_window_and_the_budget_in_text_order(self, name: str, dtype: torch.dtype):
-        slots, finite = plugins.load("eviction", name)().select(make_view(dtype=dtype))
-        assert slots.shape == (ITEMS, HEADS, BUDGET) and finite.all()
-        assert (slots.diff(dim=-1) > 0).all()
-        assert torch.equal(slots[..., KEPT:], torch.arange(CANDIDATES, TOKENS).expand(ITEMS, HEADS, WINDOW))
+        chosen, finite = plugins.load("eviction", name)().select(make_view(dtype=dtype))
+        assert chosen.shape == (ITEMS, HEADS, BUDGET) and finite.all()
+        assert (chosen.diff(dim=-1) > 0).all()
+        assert torch.equal(chosen[..., KEPT:], torch.arange(CANDIDATES, TOKENS).expand(ITEMS, HEADS, WINDOW))
 
     def test_an_item_does_not_depend_on_the_others(self, name: str, dtype: torch.dtype):
         view = make_view(dtype=dtype)
@@ -63,18 +85,25 @@ class TestEveryMethod:
         )  # fmt: skip
         assert torch.equal(together[one], alone)
 
+    def test_where_the_states_stand_does_not_matter(self, name: str, dtype: torch.dtype):
+        view = make_view(dtype=dtype)
+        method = plugins.load("eviction", name)()
+        apart = scattered(view)
+        torch.testing.assert_close(method.keep_scores(apart), method.keep_scores(view), rtol=1e-5, atol=1e-8)
+        assert torch.equal(method.select(apart)[0], method.select(view)[0])
+
     def test_protect_prompt_keeps_the_whole_prompt(self, name: str, dtype: torch.dtype):
         view = make_view(dtype=dtype, prompt_tokens=20)
-        slots, _ = plugins.load("eviction", name)(protect_prompt=True).select(view)
-        kept = view.candidate_positions.gather(-1, slots[..., :KEPT])
+        chosen, _ = plugins.load("eviction", name)(protect_prompt=True).select(view)
+        kept = view.candidate_positions.gather(-1, chosen[..., :KEPT])
         held = (view.candidate_positions < 20).sum(dim=-1)
         assert (held > 4).all() and (held <= KEPT).all()
         assert torch.equal((kept < 20).sum(dim=-1), held)
 
     def test_a_prompt_longer_than_the_places_leaves_no_room_for_the_rest(self, name: str, dtype: torch.dtype):
         view = make_view(dtype=dtype, prompt_tokens=70)
-        slots, _ = plugins.load("eviction", name)(protect_prompt=True).select(view)
-        assert (view.candidate_positions.gather(-1, slots[..., :KEPT]) < 70).all()
+        chosen, _ = plugins.load("eviction", name)(protect_prompt=True).select(view)
+        assert (view.candidate_positions.gather(-1, chosen[..., :KEPT]) < 70).all()
 
     def test_states_that_are_not_finite_are_flagged(self, name: str, dtype: torch.dtype):
         expected = [True, name not in READS_STATES, True]
@@ -99,8 +128,8 @@ def test_sinks_are_protected(name: str):
     view = make_view()
     view.values[:, :4] *= 1e-3
     view.keys[:, :4] *= 1e-3
-    slots, _ = plugins.load("eviction", name)().select(view)
-    assert torch.equal(slots[..., :4], torch.arange(4).expand(ITEMS, HEADS, 4))
+    chosen, _ = plugins.load("eviction", name)().select(view)
+    assert torch.equal(chosen[..., :4], torch.arange(4).expand(ITEMS, HEADS, 4))
 
 
 @pytest.mark.parametrize("name", ["vase-attnv", "range-topk"])
@@ -108,21 +137,21 @@ def test_the_largest_value_ranges_are_protected(name: str):
     view = make_view()
     view.values[:, 20, :, 0] = 50.0
     view.keys[:, 20] = -view.keys[:, 20] * 1e-4
-    slots, _ = plugins.load("eviction", name)(n_large=5).select(view)
-    assert (slots == 20).any(dim=-1).all()
+    chosen, _ = plugins.load("eviction", name)(n_large=5).select(view)
+    assert (chosen == 20).any(dim=-1).all()
 
 
 def test_evict_large_drops_what_the_others_protect():
     view = make_view()
     view.values[:, 20, :, 0] = 50.0
-    slots, _ = plugins.load("eviction", "evict-large")().select(view)
-    assert not (slots == 20).any()
+    chosen, _ = plugins.load("eviction", "evict-large")().select(view)
+    assert not (chosen == 20).any()
 
 
 def test_streaming_keeps_the_most_recent():
-    slots, _ = plugins.load("eviction", "streaming")().select(make_view())
+    chosen, _ = plugins.load("eviction", "streaming")().select(make_view())
     recent = torch.cat((torch.arange(4), torch.arange(CANDIDATES - KEPT + 4, CANDIDATES)))
-    assert torch.equal(slots[..., :KEPT], recent.expand(ITEMS, HEADS, KEPT))
+    assert torch.equal(chosen[..., :KEPT], recent.expand(ITEMS, HEADS, KEPT))
 
 
 def test_redundancy_equals_the_pairwise_definition():
@@ -167,7 +196,7 @@ def test_sampling_without_replacement_has_the_exact_inclusion_probabilities():
     draws, kept = 40_000, 3
     view = CacheView(
         keys=torch.zeros(draws, 8, 1, 4), values=torch.zeros(draws, 8, 1, 4),
-        positions=torch.arange(8, dtype=torch.int32)[None, :, None].expand(draws, 8, 1), queries=None,
+        positions=torch.arange(8, dtype=torch.int32).expand(draws, 1, 8), queries=None,
         prompt_tokens=torch.zeros(draws, dtype=torch.int64), text_tokens=torch.arange(draws), budget=kept + 2, window=2,
         noise=SequenceNoise(torch.zeros(draws, dtype=torch.int64), torch.zeros(draws, dtype=torch.int64)),
     )  # fmt: skip
@@ -177,11 +206,19 @@ def test_sampling_without_replacement_has_the_exact_inclusion_probabilities():
         assert abs(observed - expected) < 5 * math.sqrt(max(expected * (1 - expected), 1e-12) / draws)
 
 
+def test_the_noise_of_a_token_is_that_of_its_text_length_head_and_position():
+    view = scattered(make_view())
+    noise = view.noise.token_gumbel(view.text_tokens, view.positions, view.rows, view.candidates)
+    for head in range(HEADS):
+        expected = view.noise.gumbel(view.text_tokens[:, None], head, view.candidate_positions[:, head])
+        torch.testing.assert_close(noise[:, head], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_random_is_uniform_over_the_candidates():
     counts = torch.zeros(CANDIDATES)
     for text_tokens in range(400):
-        slots, _ = plugins.load("eviction", "random")().select(make_view(text_tokens=text_tokens))
-        counts += torch.bincount(slots[..., :KEPT].flatten(), minlength=CANDIDATES)
+        chosen, _ = plugins.load("eviction", "random")().select(make_view(text_tokens=text_tokens))
+        counts += torch.bincount(chosen[..., :KEPT].flatten(), minlength=CANDIDATES)
     share = counts / (400 * ITEMS * HEADS)
     expected = KEPT / CANDIDATES
     assert (share - expected).abs().max() < 5 * math.sqrt(expected * (1 - expected) / (400 * ITEMS * HEADS))
@@ -193,6 +230,16 @@ def test_curdkv_draws_once_for_each_sequence_and_layer():
     assert early.shape == (ITEMS, HEAD_DIM, 20)
     assert torch.equal(early, late) and not torch.equal(early[0], early[1])
     assert abs(early.square().sum(dim=(1, 2)).mean().item() / HEAD_DIM - 1.0) < 0.2
+
+
+def test_a_projection_wider_than_the_kernels_take_gives_the_same_leverage_item_by_item():
+    view = scattered(make_view())
+    projection = torch.randn(ITEMS, HEAD_DIM, 80, generator=torch.Generator().manual_seed(2))
+    keys, values = (
+        torch.einsum("nhcd,ndr->nhcr", states.double(), projection.double()).square().sum(dim=-1)
+        for states in (view.candidate_keys, view.candidate_values)
+    )
+    torch.testing.assert_close(_scores.leverage(view, projection).double(), keys * values, rtol=1e-4, atol=0.0)
 
 
 @pytest.mark.parametrize(
@@ -215,5 +262,5 @@ def test_default_n_large_fits_any_budget():
     for name in ("vase-attnv", "range-topk"):
         view = make_view()
         narrow = CacheView(**{**vars(view), "budget": WINDOW + 2})
-        slots, _ = plugins.load("eviction", name)().select(narrow)
-        assert slots.shape == (ITEMS, HEADS, WINDOW + 2)
+        chosen, _ = plugins.load("eviction", name)().select(narrow)
+        assert chosen.shape == (ITEMS, HEADS, WINDOW + 2)

@@ -1,7 +1,7 @@
 """Right decisions to match exactly: inputs and kept positions for every deterministic method.
 
 ``data/eviction.safetensors`` holds rotated states of some texts and, per case and method, the original
-position that each slot holds after each cut, in text order.
+positions that each head holds after each cut, in text order.
 """
 
 import json
@@ -54,14 +54,14 @@ def test_kept_positions(case: dict[str, Any], tensors: dict[str, torch.Tensor]):
     projection = tensors.get(f"{case['case']}/{case['tag']}/P")
     method = method_of(case, None if projection is None else projection[:, 0])
     batch, tokens, heads, _ = keys.shape
-    positions = torch.arange(tokens)[None, :, None].expand(batch, -1, heads)
+    positions = torch.arange(tokens).expand(batch, heads, -1)
     items = torch.arange(batch)
-    held = positions[:, :0]
+    held = positions[..., :0]
     seen = 0
     for cut, text_tokens in enumerate(case["evicted_at_tokens"]):
-        held = torch.cat((held, positions[:, seen:text_tokens]), dim=1)
+        held = torch.cat((held, positions[..., seen:text_tokens]), dim=-1)
         seen = text_tokens
-        wide = held[..., None]
+        wide = held.transpose(1, 2)[..., None]
         view = CacheView(
             keys=keys.gather(1, wide.expand(-1, -1, -1, keys.shape[-1])),
             values=values.gather(1, wide.expand(-1, -1, -1, values.shape[-1])),
@@ -73,7 +73,7 @@ def test_kept_positions(case: dict[str, Any], tensors: dict[str, torch.Tensor]):
             window=case["window"],
             noise=SequenceNoise(items, items),
         )
-        slots, finite = method.select(view)
+        kept, finite = method.select(view)
         assert finite.all()
-        held = held.gather(1, slots.transpose(1, 2))
-        assert torch.equal(held.transpose(1, 2).int(), expected[cut]), f"cut at {text_tokens} tokens"
+        held = held.gather(-1, kept)
+        assert torch.equal(held.int(), expected[cut]), f"cut at {text_tokens} tokens"

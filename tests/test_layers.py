@@ -16,42 +16,51 @@ PACKAGE = REPOSITORY / "vase_cli"
 # From left to right: a module imports only from rows below its own, and a package from itself.
 ORDER = [
     ["cli"],
-    ["evaluate"],
+    ["evaluate", "bench"],
     ["assembly", "machine", "grading"],
-    ["engine", "catalog", "memory"],
+    ["engine", "catalog", "memory", "random_weights"],
+    ["decoding"],
     ["models", "method_options", "report", "comparison", "run_folder"],
+    ["fused", "compiled"],
     ["forward", "sampling", "run_files"],
     ["cut", "config", "accuracy", "report_schema"],
+    ["architecture"],
     ["cache", "attention", "eviction", "tasks", "graders", "_yaml", "budget", "randomness", "repetition"],
-    ["plugins", "ranking", "environment"],
-    ["errors"],
+    ["plugins", "ranking", "environment", "device"],
+    ["errors", "generation", "kernels"],
 ]
 ROW = {name: row for row, names in enumerate(ORDER) for name in names}
 
 # What a package of the product may use of the product, where that is less than its row allows.
 OWN = {
-    "eviction": {"eviction", "ranking", "errors"},
+    "eviction": {"eviction", "ranking", "kernels", "errors"},
     "graders": {"graders", "errors", "plugins"},
     "tasks": {"tasks", "errors", "plugins"},
-    "attention": {"attention"},
+    "attention": {"attention", "kernels"},
+    "kernels": {"kernels"},
 }
 
 # Where torch may be loaded with the module; elsewhere it waits inside a function.
 WITH_TORCH = {
-    "assembly", "attention", "cache", "cut", "engine", "eviction", "forward", "models", "randomness", "ranking",
-    "sampling",
+    "assembly", "attention", "bench", "cache", "compiled", "cut", "decoding", "device", "engine", "eviction",
+    "forward", "fused", "kernels", "models", "random_weights", "randomness", "ranking", "sampling",
 }  # fmt: skip
 # Where torch has no place at all.
 WITHOUT_TORCH = {
-    "_yaml", "accuracy", "budget", "catalog", "comparison", "config", "environment", "errors", "evaluate", "graders",
-    "grading", "memory", "method_options", "plugins", "repetition", "report", "report_schema", "run_files",
-    "run_folder", "tasks",
+    "_yaml", "accuracy", "architecture", "budget", "catalog", "comparison", "config", "environment", "errors",
+    "evaluate", "generation", "graders", "grading", "memory", "method_options", "plugins", "repetition", "report",
+    "report_schema", "run_files", "run_folder", "tasks",
 }  # fmt: skip
 
 # Who may import what of others, and whether only inside a function.
 OTHERS = {
     "transformers": ({"models"}, False),
     "flash_attn": ({"attention/flash_attention_2"}, True),
+    "triton": (
+        {f"kernels/{name}" for name in ("_window", "attention", "decoder", "linear", "sampling", "scores", "selection")}
+        | {"attention/triton"},
+        False,
+    ),
     "datasets": ({"tasks/_hub"}, True),
     "pyarrow": ({"tasks/_files"}, True),
     "math_verify": ({"graders/_math_equal"}, True),

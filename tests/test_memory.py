@@ -63,7 +63,7 @@ def test_planned_bytes_are_the_allocated_bytes(method: str, tied: bool, dtype: s
     def cache_shape(slots: int) -> CacheShape:
         settings = EngineSettings(**(vars(engine.settings) | {"slots": slots}))
         policy = plugins.load("eviction", method)()
-        return settings.cache_shape(facts.shape, policy, getattr(torch, facts.dtype).itemsize)
+        return settings.cache_shape(facts.shape, policy, getattr(torch, facts.dtype).itemsize, log_sums=False)
 
     plan = plan_memory(
         facts, cache_shape, sampled=False, longest_prompt_tokens=60, available_bytes=GIB, slots=3, most_slots=16
@@ -71,7 +71,7 @@ def test_planned_bytes_are_the_allocated_bytes(method: str, tied: bool, dtype: s
     weights = {weight.data_ptr(): weight.nbytes for weight in model._model.parameters()}
     assert plan.weights_bytes == sum(weights.values())
     cache = engine.cache
-    held = [cache.keys, cache.values, cache.positions, cache.lengths]
+    held = [cache.keys, cache.values, cache.slots, cache.positions, cache.lengths]
     held += [] if cache.queries is None else [cache.queries]
     assert (cache.queries is None) == (method != "vase-attnv")
     assert plan.cache_bytes == sum(tensor.untyped_storage().nbytes() for tensor in held)
@@ -140,6 +140,16 @@ def test_a_refusal_says_what_each_part_takes_and_what_is_free():
     assert readable_bytes(make_plan(500, available=10**15).cache_bytes) in line
     allowed = re.search(r"use --slots (\d+) or less", line)
     assert allowed is not None and make_plan(int(allowed[1]), available=80 * GIB).slots == int(allowed[1])
+
+
+def test_with_kernels_the_plan_is_what_an_h200_measured():
+    """One slot of Qwen3-8B, a prompt of 2,048 tokens: 17,302,837,760 bytes at the peak."""
+    plan = make_plan(1, sampled=False, longest_prompt_tokens=2048, kernels=True)
+    assert abs(plan.total_bytes - 17_302_837_760) < 0.01 * 17_302_837_760
+    long, longer = (
+        make_plan(1, longest_prompt_tokens=tokens, kernels=True).prompt_bytes for tokens in (16_384, 32_768)
+    )
+    assert longer < 1.7 * long, "the MLP runs in pieces"
 
 
 def test_the_sentence_adds_up_in_one_line():

@@ -15,8 +15,9 @@ from test_engine import make_engine, make_requests, token_ids
 
 from vase_cli import plugins
 from vase_cli.config import ModelEntry, ModelShape
+from vase_cli.device import resolve_device
 from vase_cli.errors import ModelError
-from vase_cli.models import ChatTokenizer, LanguageModel, describe, load, load_tokenizer, resolve_device
+from vase_cli.models import ChatTokenizer, LanguageModel, describe, load, load_tokenizer
 
 CPU = torch.device("cpu")
 TOKENS = [[5, 17, 3, 60, 42, 8, 8, 21, 77]]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from vase_cli import plugins
+from vase_cli.architecture import Architecture
 from vase_cli.budget import resolve_budget
 from vase_cli.catalog import Catalog, built_in_folder
 from vase_cli.config import ModelShape, SamplingParams, load_entry, load_recipe, resolve_recipe
@@ -24,6 +25,16 @@ QWEN3_SHAPES = {
     "qwen3-30b-a3b": (48, 32, 4, 128),
 }
 
+QWEN3_ARCHITECTURES = {
+    "qwen3-0.6b": Architecture("qwen3", 1024, 3072, 151936, tied=True),
+    "qwen3-1.7b": Architecture("qwen3", 2048, 6144, 151936, tied=True),
+    "qwen3-4b": Architecture("qwen3", 2560, 9728, 151936, tied=True),
+    "qwen3-8b": Architecture("qwen3", 4096, 12288, 151936, tied=False),
+    "qwen3-14b": Architecture("qwen3", 5120, 17408, 151936, tied=False),
+    "qwen3-32b": Architecture("qwen3", 5120, 25600, 151936, tied=False),
+    "qwen3-30b-a3b": Architecture("qwen3_moe", 2048, 6144, 151936, False, 128, 8, 768),
+}
+
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_entry(name: str) -> None:
@@ -38,6 +49,29 @@ def test_entry(name: str) -> None:
         assert entry.revision is not None
         # A commit, or a branch that says so.
         assert entry.revision == "main" or (len(entry.revision) == 40 and int(entry.revision, 16))
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_model_of_random_weights_has_the_parameters_of_the_real_one(name: str) -> None:
+    import torch
+
+    from vase_cli.random_weights import RandomWeights
+
+    entry = load_entry(ENTRIES[name].path, name)
+    facts = RandomWeights(max_tokens=4096, seed=0).describe(entry, "bfloat16", torch.device("cpu"))
+    assert facts.parameters == entry.parameters
+    assert facts.shape == entry.shape
+
+
+def test_an_embedded_entry_says_what_its_config_says() -> None:
+    import torch
+
+    from vase_cli.models import describe
+
+    for name, file in ENTRIES.items():
+        entry = load_entry(file.path, name)
+        if entry.path is not None:
+            assert describe(entry, None, torch.device("cpu")).parameters == entry.parameters
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -63,6 +97,7 @@ def test_recipe(name: str) -> None:
 def test_qwen3(name: str) -> None:
     entry = load_entry(ENTRIES[name].path, name)
     assert entry.shape == ModelShape(*QWEN3_SHAPES[name])
+    assert entry.architecture == QWEN3_ARCHITECTURES[name]
     assert (entry.context_tokens, entry.configured_tokens) == (32768, 40960)
     assert (entry.thinking.mode, entry.thinking.opened_by) == ("switch", "model")
     assert entry.sampling == {"thinking": SamplingParams(0.6, 20, 0.95), "plain": SamplingParams(0.7, 20, 0.8)}

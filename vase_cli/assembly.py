@@ -10,10 +10,13 @@ from vase_cli import plugins
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.budget import Budget, resolve_budget
 from vase_cli.cache import CacheShape
+from vase_cli.compiled import WORTHWHILE_STEPS
 from vase_cli.config import ModelEntry, Recipe
-from vase_cli.engine import Engine, EngineSettings, EngineStats, check_settings
+from vase_cli.device import resolve_device
+from vase_cli.engine import Engine, EngineSettings, check_settings
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
+from vase_cli.generation import EngineStats
 from vase_cli.memory import (
     MemoryPlan,
     available_ram_bytes,
@@ -23,7 +26,8 @@ from vase_cli.memory import (
     resident_bytes,
 )
 from vase_cli.method_options import make_method
-from vase_cli.models import ChatTokenizer, LanguageModel, ModelFacts, describe, load, load_tokenizer, resolve_device
+from vase_cli.models import ChatTokenizer, LanguageModel, ModelFacts, describe, load, load_tokenizer
+from vase_cli.random_weights import RandomWeights
 
 MOST_SLOTS = {"cuda": 256, "cpu": 16}
 """What ``--slots auto`` stops at: on a CPU more rows only make each one slower."""
@@ -52,6 +56,7 @@ class _Loaded:
 
     tokenizer: ChatTokenizer | None = None
     model: LanguageModel | None = None
+    unfused: str = ""
 
 
 class Assembly:
@@ -61,15 +66,24 @@ class Assembly:
         recipe, entry: as resolved.
         policy: the method with its options.
         device, facts, backend: what the model will run on and with.
+        random_weights: drawn in place of the model's own; None where those are read.
         tokenizer: loaded with the first prompt.
     """
 
-    def __init__(self, recipe: Recipe, entry: ModelEntry, *, beside: "Assembly | None" = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        entry: ModelEntry,
+        *,
+        beside: "Assembly | None" = None,
+        weights: RandomWeights | None = None,
+    ) -> None:
         """Read the model's config and refuse what cannot work.
 
         Args:
             recipe, entry: as resolved.
             beside: an assembly of the same model, whose weights and tokenizer this one uses too.
+            weights: drawn instead of read; the model's files are then not needed.
 
         Raises:
             ConfigError, ModelError: one line.
@@ -78,7 +92,9 @@ class Assembly:
         self.entry = entry
         self.policy: EvictionPolicy = make_method(recipe)
         self.device = resolve_device(recipe.device)
-        self.facts: ModelFacts = describe(entry, recipe.dtype, self.device)
+        self.random_weights = weights
+        describe_model = describe if weights is None else weights.describe
+        self.facts: ModelFacts = describe_model(entry, recipe.dtype, self.device)
         self.backend = self._choose_backend()
         self._loaded = _Loaded()
         if beside is not None:
@@ -120,8 +136,23 @@ class Assembly:
         check_settings(self.policy, self._settings(part, slots=1, longest_prompt_tokens=total))
         return part
 
-    def plan(self, parts: Sequence[tuple[Part, int]], requests: int, slots: int | str) -> MemoryPlan:
+    def plan(
+        self,
+        parts: Sequence[tuple[Part, int]],
+        requests: int,
+        slots: int | str,
+        *,
+        most_slots: int | None = None,
+        available_bytes: int | None = None,
+    ) -> MemoryPlan:
         """Plan memory for parts with their longest prompts' tokens; the part that needs most decides.
+
+        Args:
+            parts: each with the tokens of its longest prompt.
+            requests: more slots than these bring nothing.
+            slots: how many, or "auto".
+            most_slots: what "auto" stops at; None is the device's :data:`MOST_SLOTS`.
+            available_bytes: what to plan with, weights included; None is all that is free.
 
         Raises:
             ConfigError: it does not fit.
@@ -130,7 +161,10 @@ class Assembly:
         def cache_shape(count: int) -> CacheShape:
             shapes = [
                 self._settings(part, slots=count, longest_prompt_tokens=longest).cache_shape(
-                    self.facts.shape, self.policy, getattr(torch, self.facts.dtype).itemsize
+                    self.facts.shape,
+                    self.policy,
+                    getattr(torch, self.facts.dtype).itemsize,
+                    log_sums=self.backend.leaves_log_sums,
                 )
                 for part, longest in parts
             ]
@@ -141,9 +175,10 @@ class Assembly:
             cache_shape,
             sampled=self.recipe.sampling.temperature > 0,
             longest_prompt_tokens=max(longest for _, longest in parts),
-            available_bytes=self._available_bytes(),
+            available_bytes=self._available_bytes() if available_bytes is None else available_bytes,
             slots=slots,
-            most_slots=max(1, min(MOST_SLOTS[self.device.type], requests)),
+            most_slots=max(1, min(most_slots or MOST_SLOTS[self.device.type], requests)),
+            kernels=self.device.type == "cuda",
         )
 
     def load(self) -> LanguageModel:
@@ -153,13 +188,32 @@ class Assembly:
             ModelError: one line.
         """
         if self._loaded.model is None:
-            self._loaded.model = load(self.entry, self.tokenizer, self.recipe.dtype, self.device)
+            if self.random_weights is None:
+                self._loaded.model = load(self.entry, self.tokenizer, self.recipe.dtype, self.device)
+            else:
+                self._loaded.model = self.random_weights.load(self.entry, self.recipe.dtype, self.device)
+            if self.device.type == "cuda":
+                self._loaded.unfused = self._loaded.model.fuse()
         return self._loaded.model
 
-    def engine(self, part: Part, *, slots: int, longest_prompt_tokens: int) -> Engine:
+    def decode_through(self, planned_steps: int) -> str:
+        """Choose what decode steps run through, for a run of so many; the choice in one line. Loads the weights."""
+        model, asked = self.load(), self.recipe.compile
+        fused = self.device.type == "cuda" and not self._loaded.unfused
+        long = self.device.type == "cuda" and planned_steps >= WORTHWHILE_STEPS
+        compiled = asked == "on" or (asked == "auto" and not fused and long)
+        model.compile(compiled)
+        if compiled:
+            return "decode steps run through torch.compile, which takes about a minute once"
+        if fused:
+            return "decode steps run through fused kernels"
+        why = f" ({self._loaded.unfused})" if self._loaded.unfused else ""
+        return f"decode steps run through transformers' forward{why}"
+
+    def engine(self, part: Part, *, slots: int, longest_prompt_tokens: int, timed: bool = False) -> Engine:
         """An engine with a cache of its own, for one part; loads the weights if they are not."""
         settings = self._settings(part, slots=slots, longest_prompt_tokens=longest_prompt_tokens)
-        return Engine(self.load(), self.policy, self.backend, settings)
+        return Engine(self.load(), self.policy, self.backend, settings, timed=timed)
 
     def gpus(self) -> list[str]:
         """Names of the GPUs that PyTorch sees."""
@@ -210,9 +264,10 @@ class Assembly:
             if refusal := backend.refusal(self.device, dtype, self.facts.shape.head_dim):
                 raise ConfigError(refusal)
             return backend
-        flash: AttentionBackend = plugins.load("attention", "flash_attention_2")()
-        if flash.refusal(self.device, dtype, self.facts.shape.head_dim) is None:
-            return flash
+        for name in ("triton", "flash_attention_2"):
+            fast: AttentionBackend = plugins.load("attention", name)()
+            if self.device.type == "cuda" and fast.refusal(self.device, dtype, self.facts.shape.head_dim) is None:
+                return fast
         fallback: AttentionBackend = plugins.load("attention", "sdpa")()
         return fallback
 

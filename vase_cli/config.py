@@ -26,6 +26,7 @@ from vase_cli._yaml import (
     text,
     whole,
 )
+from vase_cli.architecture import Architecture, read_architecture
 from vase_cli.budget import parse_budget
 from vase_cli.errors import ConfigError
 
@@ -102,6 +103,7 @@ class ModelEntry:
     path: Path | None = None
     revision: str | None = None
     shape: ModelShape | None = None
+    architecture: Architecture | None = None
     parameters: int | None = None
     dtype: str = "auto"
     context_tokens: int | None = None
@@ -158,6 +160,7 @@ class Recipe:
     slots: int | str = "auto"
     dtype: str | None = None
     attention: str = "auto"
+    compile: str = "auto"
     device: str = "auto"
     compare: Comparison = Comparison()
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -261,6 +264,7 @@ _RULES: dict[str, Rule[Any]] = {
     "slots": _slots,
     "dtype": _DTYPE,
     "attention": _registered("attention"),
+    "compile": choice("auto", "on", "off"),
     "device": _device,
 }
 _TASK_RULES: dict[str, Rule[Any]] = {"budgets": _budget, "dense_tokens": number("tokens", positive=True)}
@@ -277,7 +281,7 @@ _ENTRY_RULES: dict[str, Rule[Any]] = {
     "url": text,
 }
 _ENTRY_TASK_RULES: dict[str, Rule[Any]] = {"budgets": whole("tokens"), "dense_tokens": _TASK_RULES["dense_tokens"]}
-_ENTRY_KEYS = (*_ENTRY_RULES, *_ENTRY_TASK_RULES, "path", "thresholds", "shape", "thinking", "sampling")
+_ENTRY_KEYS = (*_ENTRY_RULES, *_ENTRY_TASK_RULES, "path", "thresholds", "shape", "architecture", "thinking", "sampling")
 
 
 def load_entry(path: Path, name: str) -> ModelEntry:
@@ -300,6 +304,8 @@ def load_entry(path: Path, name: str) -> ModelEntry:
         values["thresholds"] = str(_beside(fields, "thresholds", Path.is_file, "file"))
     if "shape" in fields:
         values["shape"] = _shape(fields.section("shape"))
+    if "architecture" in fields:
+        values["architecture"] = read_architecture(fields.section("architecture"))
     if "thinking" in fields:
         values["thinking"] = _thinking(fields.section("thinking"))
     if "sampling" in fields:

@@ -1,22 +1,29 @@
-"""Where an eviction method meets the cache: what a cut reads, and what it moves.
+"""Where an eviction method meets the cache: what a cut reads, and what it changes.
 
 Letters: L layers, N work items (one layer of one sequence), T prompt tokens, S cached tokens a row can hold
-(budget + W), W window, Hq query heads, H KV heads, D head dim.
+(budget + W), W window, C = S - W candidates, Hq query heads, H KV heads, D head dim.
 
-A sequence is cut by itself, always in the same groups of layers: the shapes of the arithmetic, and so every
-bit of the scores, are the same whoever its neighbours are.
+The bits of a sequence's scores are the same whoever its neighbours are. Where kernels score, each item is worked on by
+itself, and all sequences that are due are one batch. Elsewhere the shapes of the arithmetic must stay the same too: a
+sequence is cut by itself, always in the same groups of layers.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vase_cli.cache import StaticCache
-from vase_cli.eviction.base import CacheView, EvictionPolicy
+from vase_cli.cache import CacheShape, StaticCache
+from vase_cli.eviction.base import CacheView, EvictionPolicy, finite_items, served_by_kernels
 from vase_cli.randomness import SequenceNoise
 
 _WORKING_BYTES = 256 * 2**20
+_BYTES_PER_SCORE = 32
+"""What a method makes of one score on its way, where kernels read the states."""
+
+_BYTES_PER_HEAD_DIM = 32 * 64
+"""What drawing a projection of 64 columns makes."""
 
 
 @dataclass(frozen=True)
@@ -44,37 +51,54 @@ class Cutter:
         self.budget = budget
         self.window = window
         self._cache = cache
-        shape = cache.shape
-        item_bytes = (
-            4 * shape.tokens * (2 * shape.kv_heads * shape.head_dim + 3 * shape.query_window * shape.query_heads)
-        )
-        self._layers_at_once = max(1, min(shape.layers, _WORKING_BYTES // item_bytes))
+        self._batches = policy.batches and served_by_kernels(cache.keys)
+        self._items_at_once = max(1, _WORKING_BYTES // _item_bytes(cache.shape, self._batches))
+        self._layers = torch.arange(cache.shape.layers, device=cache.keys.device)
 
-    def cut(self, subject: CutSubject) -> Tensor:
-        """Cut a full row (S tokens) back to the budget, in every layer.
+    def cut(self, subjects: Sequence[CutSubject]) -> Tensor:
+        """Cut full rows (S tokens) back to the budget, in every layer; the cache's ``lengths`` stay as they are.
+
+        Args:
+            subjects: one for each row that is due, in any order.
 
         Returns:
-            (L,) bool on the device, False where a layer's states were not finite; what that layer holds then
-            means nothing.
+            One int32 for each subject, on the device: the first layer whose states were not finite, L if all were.
+            What such a row holds then means nothing.
         """
-        cache = self._cache
-        finite = []
-        for first in range(0, cache.shape.layers, self._layers_at_once):
-            layers = slice(first, min(first + self._layers_at_once, cache.shape.layers))
-            slots, layer_finite = self._select(
-                subject,
-                layers,
-                cache.keys[layers, subject.row],
-                cache.values[layers, subject.row],
-                cache.positions[layers, subject.row],
-                None if cache.queries is None else cache.queries[layers, subject.row],
+        shape = self._cache.shape
+        if not subjects:
+            return torch.empty(0, dtype=torch.int32, device=self._layers.device)
+        numbers = self._on_device(
+            [[subject.row, subject.noise_key, subject.prompt_tokens, subject.text_tokens] for subject in subjects]
+        )
+        # Items are numbered subject by subject, layer by layer.
+        rows = (self._layers * shape.slots + numbers[:, :1]).flatten()
+        layers = self._layers.repeat(len(subjects))
+        noise_keys, prompt_tokens, text_tokens = numbers.T[1:, :, None].repeat(1, 1, shape.layers).flatten(1)
+        finite = torch.ones(rows.shape, dtype=torch.bool, device=rows.device)
+        for items in self._batches_of(len(subjects)):
+            view = CacheView(
+                keys=self._cache.keys.flatten(0, 1),
+                values=self._cache.values.flatten(0, 1),
+                positions=self._cache.positions.flatten(0, 1),
+                queries=None if self._cache.queries is None else self._cache.queries.flatten(0, 1),
+                prompt_tokens=prompt_tokens[items],
+                text_tokens=text_tokens[items],
+                budget=self.budget,
+                window=self.window,
+                noise=SequenceNoise(noise_keys[items], layers[items]),
+                slots=self._cache.slots.flatten(0, 1),
+                log_sums=None if self._cache.log_sums is None else self._cache.log_sums.flatten(0, 1),
+                rows=rows[items],
             )
-            cache.compact(first, subject.row, slots)
-            finite.append(layer_finite)
-        return torch.cat(finite)
+            scores = self.policy.keep_scores(view)
+            finite[items] = finite_items(scores)
+            self._cache.evict(scores, self.policy.prompt_mask(view), rows[items], text_tokens[items])
+        bad_layers = torch.where(finite.view(-1, shape.layers), shape.layers, self._layers)
+        return bad_layers.amin(dim=1).int()
 
     def cut_prompt(self, subject: CutSubject, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Write what stays of one layer of a prompt longer than the budget.
+        """Write what stays of one layer of a prompt longer than the budget into a row that was reset.
 
         Only this layer's dense states exist at a time: the prompt is cut while its prefill goes on.
 
@@ -89,39 +113,42 @@ class Cutter:
             (1,) bool on the device, False if the states were not finite.
         """
         tokens, heads, head_dim = keys.shape
-        positions = torch.arange(tokens, dtype=torch.int32, device=keys.device)[:, None].expand(tokens, heads)
-        slots, finite = self._select(
-            subject,
-            slice(layer, layer + 1),
-            keys[None],
-            values[None],
-            positions[None],
-            queries[None, -self.window :],
-        )
-        order = slots[0].T  # (budget, H)
-        wide = order[..., None].expand(-1, -1, head_dim)
-        self._cache.write(layer, subject.row, keys.gather(0, wide), values.gather(0, wide), positions.gather(0, order))
-        return finite
-
-    def _select(
-        self,
-        subject: CutSubject,
-        layers: slice,
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor,
-        queries: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        layer_numbers = torch.arange(layers.start, layers.stop, device=keys.device)
+        positions = torch.arange(tokens, dtype=torch.int32, device=keys.device).repeat(heads, 1)
+        layers = self._layers[layer : layer + 1]
         view = CacheView(
-            keys=keys,
-            values=values,
-            positions=positions,
-            queries=queries,
-            prompt_tokens=torch.full_like(layer_numbers, subject.prompt_tokens),
-            text_tokens=torch.full_like(layer_numbers, subject.text_tokens),
+            keys=keys[None],
+            values=values[None],
+            positions=positions[None],
+            queries=queries[None, -self.window :],
+            prompt_tokens=torch.full_like(layers, subject.prompt_tokens),
+            text_tokens=torch.full_like(layers, subject.text_tokens),
             budget=self.budget,
             window=self.window,
-            noise=SequenceNoise(torch.full_like(layer_numbers, subject.noise_key), layer_numbers),
+            noise=SequenceNoise(torch.full_like(layers, subject.noise_key), layers),
         )
-        return self.policy.select(view)
+        kept, finite = self.policy.select(view)
+        wide = kept[0].T[..., None].expand(-1, -1, head_dim)
+        self._cache.write(layer, subject.row, keys.gather(0, wide), values.gather(0, wide))
+        self._cache.write_positions(layer, subject.row, positions.gather(1, kept[0]), tokens)
+        return finite
+
+    def _batches_of(self, subjects: int) -> Iterator[slice]:
+        """Which items are worked on together."""
+        layers = self._cache.shape.layers
+        group = subjects * layers if self._batches else layers
+        for start in range(0, subjects * layers, group):
+            for first in range(start, start + group, self._items_at_once):
+                yield slice(first, min(first + self._items_at_once, start + group))
+
+    def _on_device(self, numbers: list[list[int]]) -> Tensor:
+        """int64 from the host, without waiting for the device."""
+        tensor = torch.tensor(numbers, dtype=torch.int64)
+        device = self._layers.device
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _item_bytes(shape: CacheShape, served_by_kernels: bool) -> int:
+    """Working memory of the scores of one item."""
+    if served_by_kernels:
+        return _BYTES_PER_SCORE * shape.kv_heads * shape.tokens + _BYTES_PER_HEAD_DIM * shape.head_dim
+    return 4 * shape.tokens * (3 * shape.kv_heads * shape.head_dim + 3 * shape.query_window * shape.query_heads)

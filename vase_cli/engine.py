@@ -2,92 +2,36 @@
 
 A fixed number of slots, each a row of the static cache. A finished sequence frees its slot for the next
 request at once (continuous batching). Rows are packed from slot 0 with their own lengths; a sequence is
-prefilled and cut by itself and every decode step runs over all slots, so the shape of all arithmetic, and with
+prefilled by itself and every decode step runs over all slots, so the shape of all arithmetic, and with
 counter-based randomness every token, is the same whoever the neighbours are.
+
+On a GPU the host runs one step ahead: it launches a step before it has read the tokens of the one before, which it
+can, as lengths and limits are known without them. A text that ends with an end token is therefore computed one step
+too far, and what that step made is dropped.
 
 Letters: B slots, S cached tokens a row can hold (budget + W), W window (also the eviction interval), V vocabulary.
 """
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.cache import CacheShape, StaticCache
 from vase_cli.config import ModelShape, SamplingParams
 from vase_cli.cut import CutSubject, Cutter
-from vase_cli.errors import ConfigError
+from vase_cli.decoding import DecodeLoop, Readback, SlotState, StepTimer
+from vase_cli.errors import ConfigError, ModelError
 from vase_cli.eviction.base import EvictionPolicy
-from vase_cli.forward import DecodeStep, PrefillStep
+from vase_cli.forward import PrefillStep
+from vase_cli.generation import Completion, EngineStats, FinishReason, NewTokens, Notice, Request
 from vase_cli.models import LanguageModel
 from vase_cli.randomness import stream_key
 from vase_cli.sampling import sample
-
-FinishReason = Literal["stop", "length", "error"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """One text to generate.
-
-    Attributes:
-        id: names it in errors and in the completion.
-        prompt_token_ids: the prompt, at least one token.
-        problem_id: with ``sample`` and the engine's seed, names its random numbers.
-        sample: which of several texts for the same problem.
-    """
-
-    id: str
-    prompt_token_ids: tuple[int, ...]
-    problem_id: str
-    sample: int = 0
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A finished text.
-
-    Attributes:
-        request: what was asked.
-        token_ids: what was generated, a final end-of-text token included.
-        finish_reason: "stop" (an end-of-text token), "length" (a limit), or "error".
-        error: why, for "error"; names the sequence and, for states that are not finite, the layer.
-        cuts: how often the row was cut back to the budget.
-        cached_tokens: tokens held per KV head at the end.
-        latency_s: from the start of the prefill to the last token.
-    """
-
-    request: Request
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    error: str | None
-    cuts: int
-    cached_tokens: int
-    latency_s: float
-
-
-@dataclass(frozen=True)
-class NewTokens:
-    """The tokens of one moment, (request, token id) each; a text's first token comes from its prefill."""
-
-    tokens: tuple[tuple[Request, int], ...]
-
-
-@dataclass
-class EngineStats:
-    """What the engine has done so far; times are host times around finished work."""
-
-    prefill_tokens: int = 0
-    prefill_s: float = 0.0
-    decode_tokens: int = 0
-    decode_steps: int = 0
-    decode_s: float = 0.0
-    cuts: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,8 +62,10 @@ class EngineSettings:
             return self.max_total_tokens
         return min(self.budget + self.window, self.max_total_tokens)
 
-    def cache_shape(self, model: ModelShape, policy: EvictionPolicy, element_bytes: int) -> CacheShape:
-        """Sizes of the cache; nothing is allocated."""
+    def cache_shape(
+        self, model: ModelShape, policy: EvictionPolicy, element_bytes: int, *, log_sums: bool
+    ) -> CacheShape:
+        """Sizes of the cache; nothing is allocated. ``log_sums``: whether decode steps leave them for the cuts."""
         cuts = policy.evicts and self.budget is not None and self.row_tokens() == self.budget + self.window
         return CacheShape(
             layers=model.layers,
@@ -130,6 +76,7 @@ class EngineSettings:
             query_heads=model.heads,
             query_window=self.window if cuts and "queries" in policy.needs else 0,
             element_bytes=element_bytes,
+            log_sums=log_sums,
         )
 
 
@@ -152,53 +99,111 @@ def check_settings(policy: EvictionPolicy, settings: EngineSettings) -> None:
 
 @dataclass
 class _Sequence:
+    """A running text, as far as it is launched; its tokens may still be on their way from the device."""
+
     request: Request
     row: int
     eviction_key: int
     started_s: float
     token_ids: list[int] = field(default_factory=list)
+    launched: int = 0
     cached_tokens: int = 0
     cuts: int = 0
+    finished: bool = False
 
     @property
-    def text_tokens(self) -> int:
-        return len(self.request.prompt_token_ids) + len(self.token_ids)
+    def launched_text(self) -> int:
+        """Tokens of text, those on their way included."""
+        return len(self.request.prompt_token_ids) + self.launched
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A sequence as it stood after a step."""
+
+    sequence: _Sequence
+    cached_tokens: int
+    cuts: int
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A prefill or a decode step whose results are on their way.
+
+    Attributes:
+        launched: the sequences in it.
+        rows: where each one's token stands in the results.
+        cut_rows: rows that were cut, in the order of their flags.
+        readback: tokens, finite flags and the first bad layer of each cut row.
+        prefill: start and end of a prefill; None for a decode step.
+    """
+
+    launched: tuple[_Launched, ...]
+    rows: tuple[int, ...]
+    cut_rows: tuple[int, ...]
+    readback: Readback
+    prefill: "tuple[torch.cuda.Event, torch.cuda.Event] | float | None" = None
 
 
 class Engine:
     """Generates texts for requests with one model, one eviction method and one cache.
 
     Attributes:
-        cache: the static cache; its size never changes.
+        settings: as given; ``slots`` shrinks where memory runs out.
+        cache: the static cache; its size never changes while memory lasts.
         stats: see :class:`EngineStats`.
+        timer: times of each step, if asked for.
     """
 
     def __init__(
-        self, model: LanguageModel, policy: EvictionPolicy, backend: AttentionBackend, settings: EngineSettings
+        self,
+        model: LanguageModel,
+        policy: EvictionPolicy,
+        backend: AttentionBackend,
+        settings: EngineSettings,
+        *,
+        timed: bool = False,
+        observer: Callable[[Completion, torch.Tensor], None] | None = None,
     ) -> None:
+        """Allocate the cache.
+
+        Args:
+            model, policy, backend, settings: what generates, and how.
+            timed: keep the time of each step.
+            observer: told of each finished text, with the values that its row holds: (L, T, H, D) in storage order,
+                a view that lives until it returns. For ``full`` that is the text order, the last token left out.
+
+        Raises:
+            ConfigError: settings that do not fit the method, or a backend that does not fit the model.
+        """
         check_settings(policy, settings)
         if refusal := backend.refusal(model.device, model.dtype, model.facts.shape.head_dim):
             raise ConfigError(refusal)
         self.settings = settings
         self.stats = EngineStats()
-        self.cache = StaticCache(
-            settings.cache_shape(model.facts.shape, policy, model.dtype.itemsize), model.dtype, model.device
-        )
+        self.timer = StepTimer(model.device) if timed else None
         self._model = model
+        self._policy = policy
         self._backend = backend
+        self._observer = observer
+        self._lag = 1 if model.device.type == "cuda" else 0
+        model.reserve(settings.max_total_tokens)
+        self._build()
+
+    def _build(self) -> None:
+        """Allocate the cache and what stands beside it, for ``settings.slots`` rows, all idle."""
+        settings, model = self.settings, self._model
+        log_sums = self._backend.leaves_log_sums and model.usual_scale
+        shape = settings.cache_shape(model.facts.shape, self._policy, model.dtype.itemsize, log_sums=log_sums)
+        self.cache = StaticCache(shape, model.dtype, model.device)
         self._cutter: Cutter | None = None
-        if (
-            policy.evicts
-            and settings.budget is not None
-            and self.cache.shape.tokens == settings.budget + settings.window
-        ):
-            self._cutter = Cutter(policy, self.cache, settings.budget, settings.window)
-        device = model.device
-        self._tokens = torch.zeros(settings.slots, dtype=torch.int64, device=device)
-        self._text_positions = torch.zeros(settings.slots, dtype=torch.int64, device=device)
-        self._active = torch.zeros(settings.slots, dtype=torch.int32, device=device)
-        self._token_keys = torch.zeros(settings.slots, dtype=torch.int64, device=device)
+        if self._policy.evicts and settings.budget is not None and shape.tokens == settings.budget + settings.window:
+            self._cutter = Cutter(self._policy, self.cache, settings.budget, settings.window)
+        self._state = SlotState(settings.slots, model.device)
+        self._loop: DecodeLoop | None = None
         self._sequences: list[_Sequence | None] = [None] * settings.slots
+        self._flights: deque[_Flight] = deque()
+        self._notices: list[str] = []
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Yield each request's completion as it finishes; requests are taken only when a slot is free."""
@@ -212,142 +217,237 @@ class Engine:
         return {sequence.request.id: (sequence.cached_tokens, sequence.cuts) for sequence in running}
 
     @torch.inference_mode()
-    def stream(self, requests: Iterable[Request]) -> Iterator[NewTokens | Completion]:
-        """As :meth:`generate`, and the tokens of every moment as they are made."""
+    def stream(self, requests: Iterable[Request]) -> Iterator[NewTokens | Completion | Notice]:
+        """As :meth:`generate`, and the tokens of every moment as they are made.
+
+        Raises:
+            ModelError: out of memory with a single slot.
+        """
         waiting = deque(requests)
+        self._read_s = time.perf_counter()
         try:
-            while waiting or any(self._sequences):
-                for row in range(self.settings.slots):
-                    while waiting and self._sequences[row] is None:
-                        yield from self._admit(waiting.popleft(), row)
-                if any(self._sequences):
-                    yield from self._decode()
+            while waiting or self._flights or any(self._sequences):
+                memory_error = ""
+                try:
+                    yield from self._advance(waiting)
+                except torch.OutOfMemoryError as error:
+                    memory_error = str(error).splitlines()[0]
+                if memory_error:  # outside of the handler, whose traceback keeps tensors alive
+                    yield self._shrink(waiting, memory_error)
         finally:
+            self._flights.clear()
             for row in range(self.settings.slots):
                 self._free(row)
 
-    def _admit(self, request: Request, row: int) -> Iterator[NewTokens | Completion]:
-        """Prefill a prompt into a free row and sample its first token."""
+    @torch.inference_mode()
+    def occupy(self, requests: Sequence[Request], cached_tokens: Sequence[int]) -> None:
+        """Fill the first rows as if these requests were prefilled, with random states, for benchmarks.
+
+        Args:
+            requests: one for each row.
+            cached_tokens: how many tokens each row holds, at most S.
+        """
+        self._prepared()
+        for states in (self.cache.keys, self.cache.values, self.cache.queries):
+            if states is not None:
+                states.normal_()
+        for row, (request, held) in enumerate(zip(requests, cached_tokens, strict=True)):
+            sequence = _Sequence(request, row, self._stream_key(request, "eviction"), time.perf_counter())
+            sequence.cached_tokens = held
+            self._sequences[row] = sequence
+            self.cache.reset(row)
+            self._activate(sequence)
+            self._state.tokens[row] = 1
+            self._state.token_keys[row] = self._stream_key(request, "tokens")
+
+    def _advance(self, waiting: deque[Request]) -> Iterator[NewTokens | Completion | Notice]:
+        """Fill the free rows, launch a step, and read what the host is due."""
+        loop = self._prepared()
+        while self._notices:
+            yield Notice(self._notices.pop(0))
+        for row in range(self.settings.slots):
+            while waiting and self._sequences[row] is None:
+                request = waiting[0]
+                if refusal := self._prompt_refusal(len(request.prompt_token_ids)):
+                    waiting.popleft()
+                    refused = _Sequence(request, row, 0, time.perf_counter())
+                    yield self._completion(_Launched(refused, 0, 0), "error", f"{request.id}: {refusal}")
+                    continue
+                self._admit(request, row)
+                waiting.popleft()
+                if not self._lag:
+                    yield from self._read(self._flights.popleft())
+        running = [one for one in self._sequences if one is not None and not self._at_limit(one)]
+        if running:
+            if waiting:
+                self.stats.queued_slot_steps += self.settings.slots
+                self.stats.queued_busy_slot_steps += len(running)
+            self._decode(loop, running)
+        ahead = self._lag if running else 0
+        while sum(flight.prefill is None for flight in self._flights) > ahead or (self._flights and not ahead):
+            yield from self._read(self._flights.popleft())
+
+    def _prepared(self) -> DecodeLoop:
+        """The decode loop, compiled and captured while all rows are idle: doing so runs some steps."""
+        if self._loop is None:
+            self._loop = DecodeLoop(self._model, self.cache, self._backend, self._state, self.settings.sampling)
+            self._notices += self._loop.prepare()
+        return self._loop
+
+    def _admit(self, request: Request, row: int) -> None:
+        """Launch a prompt's prefill into a free row, and the draw of its first token."""
         prompt_tokens = len(request.prompt_token_ids)
         started = time.perf_counter()
+        device, cutter = self._model.device, self._cutter
         sequence = _Sequence(request, row, self._stream_key(request, "eviction"), started)
-        if refusal := self._prompt_refusal(prompt_tokens):
-            yield self._completion(sequence, "error", f"{request.id}: {refusal}")
-            return
-        device = self._model.device
         subject = CutSubject(row, sequence.eviction_key, prompt_tokens, prompt_tokens)
-        step = PrefillStep(self.cache, self._backend, self._cutter, subject)
-        token_ids = torch.tensor([request.prompt_token_ids], dtype=torch.int64, device=device)
-        positions = torch.arange(prompt_tokens, device=device)[None]
-        self._token_keys[row] = self._stream_key(request, "tokens")
-        logits = self._model.forward(token_ids, positions, step)
-        token, finite = self._sample(logits, self._token_keys[row : row + 1], positions[:, -1] + 1)
-        (first,), (logits_finite,) = token.tolist(), finite.tolist()
-        self.stats.prefill_tokens += prompt_tokens
-        self.stats.prefill_s += time.perf_counter() - started
-
-        self._sequences[row] = sequence
+        step = PrefillStep(self.cache, self._backend, cutter, subject)
+        start = self._event()
+        self.cache.reset(row)
+        token_ids = torch.tensor(request.prompt_token_ids, dtype=torch.int64)
+        if self._lag:
+            token_ids = token_ids.pin_memory().to(device, non_blocking=True)
+        logits = self._model.prefill(token_ids, step)
+        token_keys = self._state.token_keys[row : row + 1]
+        token_keys.fill_(self._stream_key(request, "tokens"))
+        positions = torch.full_like(token_keys, prompt_tokens)
+        token, finite = sample(logits, self.settings.sampling, token_keys, positions)
         sequence.cached_tokens = prompt_tokens
-        if step.finite and self._cutter is not None:
-            sequence.cached_tokens = self._cutter.budget
+        results = [token, finite.long()]
+        cut = bool(step.finite) and cutter is not None
+        if cut:
+            results.append(first_false(torch.cat(step.finite))[None])
+            sequence.cached_tokens = cutter.budget if cutter is not None else prompt_tokens
             sequence.cuts += 1
             self.stats.cuts += 1
-            if (layer := _first_false(torch.cat(step.finite))) is not None:
-                yield self._fail(sequence, layer)
-                return
-        if not logits_finite:
-            yield self._fail(sequence, None)
-            return
-        self.cache.lengths[row] = sequence.cached_tokens
-        self._tokens[row] = first
-        self._text_positions[row] = prompt_tokens
-        self._active[row] = 1
-        yield NewTokens(((request, first),))
-        yield from self._take(sequence, first)
+        readback = Readback(results)
+        self._state.tokens[row : row + 1] = token
+        sequence.launched = 1
+        self._sequences[row] = sequence
+        self._activate(sequence)
+        end = self._event()
+        launched = _Launched(sequence, sequence.cached_tokens, sequence.cuts)
+        duration = time.perf_counter() - started if start is None or end is None else (start, end)
+        self._flights.append(_Flight((launched,), (0,), (row,) if cut else (), readback, duration))
 
-    def _decode(self) -> Iterator[NewTokens | Completion]:
-        """One step of all rows, then the cuts that are due."""
-        started = time.perf_counter()
-        live = [-1 if sequence is None else sequence.cached_tokens for sequence in self._sequences]
-        step = DecodeStep(self.cache, self._backend, self._text_positions, live)
-        logits = self._model.forward(self._tokens[:, None], self._text_positions[:, None], step)
-        tokens, finite = self._sample(logits, self._token_keys, self._text_positions + 1)
-        self.cache.lengths += self._active
-        self._text_positions += self._active
-        self._tokens.copy_(tokens * self._active)
-        running = [sequence for sequence in self._sequences if sequence is not None]
+    def _activate(self, sequence: _Sequence) -> None:
+        """Let a row take part in the next steps, unless its text is at its limit already."""
+        row = sequence.row
+        self.cache.lengths[row] = sequence.cached_tokens
+        self._state.text_positions[row] = len(sequence.request.prompt_token_ids)
+        if not self._at_limit(sequence):
+            self._state.active[row] = 1
+
+    def _decode(self, loop: DecodeLoop, running: Sequence[_Sequence]) -> None:
+        """Launch one step of all rows, and the cuts that are due after it."""
+        if self.timer is not None:
+            self.timer.mark()
+        loop.step(max(sequence.cached_tokens for sequence in running) + 1)
         for sequence in running:
             sequence.cached_tokens += 1
-        cut_finite = self._cut_full_rows(running)
-        # The one place where the host waits for the device in a step.
-        new_tokens, logits_finite = torch.stack((tokens, finite.long())).tolist()
-        now = time.perf_counter()
-        self.stats.decode_s += now - started
-        self.stats.decode_steps += 1
-        self.stats.decode_tokens += len(running)
-
-        yield NewTokens(tuple((sequence.request, new_tokens[sequence.row]) for sequence in running))
+        if self.timer is not None:
+            self.timer.mark()
+        results = list(self._state.result.unbind())
+        due = []
+        if self._cutter is not None:
+            full = self._cutter.budget + self._cutter.window
+            due = [sequence for sequence in running if sequence.cached_tokens == full]
+            if due:
+                results.append(self._cut(self._cutter, due))
+        if self.timer is not None:
+            self.timer.mark()
         for sequence in running:
-            layer = _first_false(cut_finite[sequence.row]) if sequence.row in cut_finite else None
-            if layer is not None or not logits_finite[sequence.row]:
-                yield self._fail(sequence, layer)
-            else:
-                yield from self._take(sequence, new_tokens[sequence.row])
+            sequence.launched += 1
+            if self._at_limit(sequence):
+                self._state.active[sequence.row] = 0
+        self.stats.decode_steps += 1
+        launched = tuple(_Launched(sequence, sequence.cached_tokens, sequence.cuts) for sequence in running)
+        rows = tuple(sequence.row for sequence in running)
+        self._flights.append(_Flight(launched, rows, tuple(sequence.row for sequence in due), Readback(results)))
 
-    def _cut_full_rows(self, running: Sequence[_Sequence]) -> dict[int, Tensor]:
-        """Cut every row that holds budget + W tokens; (L,) bool flags by row."""
-        cutter = self._cutter
-        if cutter is None:
-            return {}
-        due = [sequence for sequence in running if sequence.cached_tokens == cutter.budget + cutter.window]
-        flags = {}
+    def _cut(self, cutter: Cutter, due: Sequence[_Sequence]) -> torch.Tensor:
+        subjects = [
+            CutSubject(one.row, one.eviction_key, len(one.request.prompt_token_ids), one.launched_text) for one in due
+        ]
+        bad_layers = cutter.cut(subjects)
         for sequence in due:
-            subject = CutSubject(
-                sequence.row, sequence.eviction_key, len(sequence.request.prompt_token_ids), sequence.text_tokens
-            )
-            flags[sequence.row] = cutter.cut(subject)
             self.cache.lengths[sequence.row] = cutter.budget
             sequence.cached_tokens = cutter.budget
             sequence.cuts += 1
-            self.stats.cuts += 1
-        return flags
+        self.stats.cuts += len(due)
+        return bad_layers
 
-    def _sample(self, logits: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Next tokens, (B,) int64, and whether a row's logits were finite, (B,) bool."""
-        finite = logits.isfinite().all(dim=-1)
-        safe = logits.masked_fill(~finite[:, None], 0.0)
-        return sample(safe, self.settings.sampling, keys, positions), finite
+    def _read(self, flight: _Flight) -> Iterator[NewTokens | Completion]:
+        """Take what a prefill or a step has made."""
+        tokens, finite, *flags = flight.readback.read()
+        bad_layers = dict(zip(flight.cut_rows, *flags, strict=True)) if flags else {}
+        now = time.perf_counter()
+        if flight.prefill is None:
+            self.stats.decode_s += now - self._read_s
+            self._read_s = now
+        else:
+            prefill = flight.prefill
+            seconds = prefill if isinstance(prefill, float) else prefill[0].elapsed_time(prefill[1]) / 1000.0
+            self.stats.prefill_s += seconds
+            self.stats.prefill_tokens += len(flight.launched[0].sequence.request.prompt_token_ids)
+            self._read_s += seconds
+        running = [
+            (launched, tokens[place], finite[place])
+            for launched, place in zip(flight.launched, flight.rows, strict=True)
+            if not launched.sequence.finished
+        ]
+        if flight.prefill is None:
+            self.stats.decode_tokens += len(running)
+        layers = self._model.facts.shape.layers
+        new = []
+        ended = []
+        for launched, token, logits_finite in running:
+            layer = bad_layers.get(launched.sequence.row, layers)
+            failed = layer < layers or not logits_finite
+            if not failed or flight.prefill is None:
+                new.append((launched.sequence.request, token))
+            if failed:
+                ended.append(self._fail(launched, layer if layer < layers else None))
+            else:
+                ended += self._take(launched, token)
+        if new:
+            yield NewTokens(tuple(new))
+        yield from ended
 
-    def _take(self, sequence: _Sequence, token_id: int) -> Iterator[Completion]:
+    def _take(self, launched: _Launched, token_id: int) -> list[Completion]:
         """Add a token to its text and finish the text if it ends here."""
+        sequence = launched.sequence
         sequence.token_ids.append(token_id)
-        reason: FinishReason | None = None
+        reason: FinishReason
         if token_id in self._model.eos_token_ids:
             reason = "stop"
-        elif (
-            len(sequence.token_ids) == self.settings.max_new_tokens
-            or sequence.text_tokens >= self.settings.max_total_tokens
-        ):
+        elif self._over(sequence, len(sequence.token_ids)):
             reason = "length"
-        if reason is not None:
-            self._free(sequence.row)
-            yield self._completion(sequence, reason, None)
+        else:
+            return []
+        completion = self._completion(launched, reason, None)
+        if self._observer is not None:
+            self._observer(completion, self.cache.values[:, sequence.row, : launched.cached_tokens])
+        self._free(sequence.row)
+        return [completion]
 
-    def _fail(self, sequence: _Sequence, layer: int | None) -> Completion:
+    def _fail(self, launched: _Launched, layer: int | None) -> Completion:
         """End a text whose states are not finite, naming the first such layer; its row is cleaned for the next one.
 
         ``layer`` is what a cut has found. What the row still holds may show an earlier one.
         """
+        sequence = launched.sequence
         found = [number for number in (layer, self._first_layer_not_finite(sequence)) if number is not None]
         layer = min(found, default=None)
         what = "the logits" if layer is None else f"keys or values of layer {layer}"
+        text_tokens = len(sequence.request.prompt_token_ids) + len(sequence.token_ids)
         message = (
-            f"{sequence.request.id}: {what} are not finite after {sequence.text_tokens:,} tokens of text; "
+            f"{sequence.request.id}: {what} are not finite after {text_tokens:,} tokens of text; "
             "try --dtype bfloat16 or float32, and check the weights"
         )
         self._free(sequence.row)
         self.cache.clear(sequence.row)
-        return self._completion(sequence, "error", message)
+        return self._completion(launched, "error", message)
 
     def _first_layer_not_finite(self, sequence: _Sequence) -> int | None:
         held = slice(0, sequence.cached_tokens)
@@ -357,21 +457,42 @@ class Engine:
                     return layer
         return None
 
-    def _free(self, row: int) -> None:
-        if self._sequences[row] is None:
-            return
-        self._sequences[row] = None
-        for per_row in (self.cache.lengths, self._tokens, self._text_positions, self._active, self._token_keys):
-            per_row[row] = 0
+    def _shrink(self, waiting: deque[Request], memory_error: str) -> Notice:
+        """Start again with three quarters of the slots; unfinished requests go back to the head of the queue."""
+        unfinished = sorted((one for one in self._sequences if one is not None), key=lambda one: one.started_s)
+        if self.settings.slots == 1:
+            raise ModelError(f"out of memory with one slot ({memory_error}): use a smaller budget, limit or model")
+        waiting.extendleft(sequence.request for sequence in reversed(unfinished))
+        self.settings = replace(self.settings, slots=self.settings.slots * 3 // 4)
+        del self.cache, self._cutter, self._loop, self._state
+        self._flights.clear()
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        self._build()
+        return Notice(
+            f"out of memory: going on with {self.settings.slots} slots; {len(unfinished)} unfinished texts start "
+            "again, finished ones are kept"
+        )
 
-    def _completion(self, sequence: _Sequence, reason: FinishReason, error: str | None) -> Completion:
+    def _free(self, row: int) -> None:
+        sequence = self._sequences[row]
+        if sequence is None:
+            return
+        sequence.finished = True
+        self._sequences[row] = None
+        self._state.clear(row)
+        self.cache.lengths[row] = 0
+
+    def _completion(self, launched: _Launched, reason: FinishReason, error: str | None) -> Completion:
+        sequence = launched.sequence
         return Completion(
             request=sequence.request,
             token_ids=tuple(sequence.token_ids),
             finish_reason=reason,
             error=error,
-            cuts=sequence.cuts,
-            cached_tokens=sequence.cached_tokens,
+            cuts=launched.cuts,
+            cached_tokens=launched.cached_tokens,
             latency_s=time.perf_counter() - sequence.started_s,
         )
 
@@ -385,11 +506,30 @@ class Engine:
             )
         return None
 
+    def _at_limit(self, sequence: _Sequence) -> bool:
+        """Whether the last token that the limits allow is launched."""
+        return self._over(sequence, sequence.launched)
+
+    def _over(self, sequence: _Sequence, new_tokens: int) -> bool:
+        settings, request = self.settings, sequence.request
+        return (
+            new_tokens in (settings.max_new_tokens, request.max_new_tokens)
+            or len(request.prompt_token_ids) + new_tokens >= settings.max_total_tokens
+        )
+
+    def _event(self) -> "torch.cuda.Event | None":
+        """A mark in the device's work; None on a CPU."""
+        if not self._lag:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     def _stream_key(self, request: Request, stream: Literal["tokens", "eviction"]) -> int:
         return stream_key(self.settings.seed, request.problem_id, request.sample, stream)
 
 
-def _first_false(flags: Tensor) -> int | None:
-    """Index of the first False of a bool vector, None if all are True."""
-    values: list[bool] = flags.tolist()
-    return values.index(False) if False in values else None
+def first_false(flags: torch.Tensor) -> torch.Tensor:
+    """Index of the first False of a bool vector, its length if all are True; int64, on the device."""
+    numbers = torch.arange(flags.shape[0], device=flags.device)
+    return torch.where(flags, flags.shape[0], numbers).amin()

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 from vase_cli import plugins
 from vase_cli.assembly import Assembly, Part, add_stats, measured
 from vase_cli.cache import CacheShape
-from vase_cli.engine import Completion, Engine, EngineStats, NewTokens, Request
+from vase_cli.engine import Engine
 from vase_cli.environment import environment
 from vase_cli.errors import ConfigError, DataError
+from vase_cli.generation import Completion, EngineStats, NewTokens, Notice, Request
 from vase_cli.graders.base import Grader
 from vase_cli.grading import graded
 from vase_cli.models import Prompt, weights_digest
@@ -133,7 +134,7 @@ def evaluate(
     with contextlib.nullcontext() if folder is None else folder:
         for line in (*_budget_lines(parts), *(folder.notes if folder else ()), plan.sentence()):
             progress.note(line)
-        session = _Session(assembly, folder, plan.slots)
+        session = _Session(assembly, folder, plan.slots, _planned_steps(parts, longest, plan.slots))
         try:
             for task_part, of_task, tokens in zip(parts, prompts, longest, strict=True):
                 _evaluate_task(session, task_part, of_task, tokens, progress)
@@ -153,6 +154,7 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
         "dtype": assembly.facts.dtype,
         "attention": assembly.backend.name,
         "device": assembly.device.type,
+        "compile": recipe.compile,
         "slots": recipe.slots,
         "method": recipe.method,
         "method_options": dataclasses.asdict(assembly.policy),
@@ -218,9 +220,10 @@ def _problems_digest(problems: ProblemSet) -> str:
 class _Session:
     """What this process does in a run's folder: engines, figures, and the lines of sessions.jsonl."""
 
-    def __init__(self, assembly: Assembly, folder: RunFolder | None, slots: int) -> None:
+    def __init__(self, assembly: Assembly, folder: RunFolder | None, slots: int, planned_steps: int) -> None:
         self.assembly = assembly
         self.slots = slots
+        self._planned_steps = planned_steps
         self._folder = folder
         self._unstored: list[Mapping[str, Any]] = []
         self._stats = EngineStats()
@@ -229,13 +232,22 @@ class _Session:
         self._samples = 0
         assembly.reset_peak()
 
-    def follow(self, stats: EngineStats, cache: CacheShape) -> None:
-        """Take an engine's figures from here on."""
+    def engine(self, part: Part, longest_prompt_tokens: int, progress: Progress) -> Engine:
+        """An engine for a part, whose figures are taken from here on; the first one loads the model."""
+        decoding = self.assembly.decode_through(self._planned_steps)
+        if self._cache is None:
+            progress.note(decoding)
+        engine = self.assembly.engine(part, slots=self.slots, longest_prompt_tokens=longest_prompt_tokens)
         self._stats = add_stats(self._stats, self._current)
-        self._current = stats
-        if self._cache is None or cache.bytes > self._cache.bytes:
-            self._cache = cache
+        self._current = engine.stats
+        if self._cache is None or engine.cache.shape.bytes > self._cache.bytes:
+            self._cache = engine.cache.shape
         self.write()
+        return engine
+
+    def take_slots(self, engine: Engine) -> None:
+        """Note the slots that an engine goes on with; the next one starts with them."""
+        self.slots = engine.settings.slots
 
     def records(self) -> dict[str, Mapping[str, Any]]:
         """The finished samples by id, those of earlier processes included."""
@@ -282,8 +294,7 @@ def _evaluate_task(
     if not requests:
         progress.start(task.name, planned, planned, None)
         return
-    engine = session.assembly.engine(task_part.part, slots=session.slots, longest_prompt_tokens=longest)
-    session.follow(engine.stats, engine.cache.shape)
+    engine = session.engine(task_part.part, longest, progress)
     progress.start(task.name, planned - len(requests), planned, engine)
     grader: Grader | None = plugins.load("graders", task.grader)() if task.grader else None
     # Grading waits for other processes and generation for the device: one thread lets them overlap.
@@ -300,6 +311,9 @@ def _evaluate_task(
             for event in engine.stream(request for request, _ in requests.values()):
                 if isinstance(event, NewTokens):
                     progress.tokens(event.tokens)
+                elif isinstance(event, Notice):
+                    progress.note(f"warning: {event.sentence}")
+                    session.take_slots(engine)
                 else:
                     problem = requests[event.request.id][1]
                     record = _record(session.assembly, task.name, problem, prompts[problem.id], event)
@@ -349,6 +363,16 @@ def _longest(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> int:
             "--max-total-tokens, or take a model with a longer context"
         )
     return max(tokens)
+
+
+def _planned_steps(parts: Sequence[TaskPart], longest: Sequence[int], slots: int) -> int:
+    """Decode steps if every text reaches its limit; the same whether a run is new or goes on."""
+    steps = 0
+    for one, prompt_tokens in zip(parts, longest, strict=True):
+        limit = one.part.max_total_tokens - prompt_tokens
+        new_tokens = limit if one.part.max_new_tokens is None else min(limit, one.part.max_new_tokens)
+        steps += len(one.problems.problems) * one.samples * new_tokens // slots
+    return steps
 
 
 def _slots(assembly: Assembly, path: Path | None) -> int | str:

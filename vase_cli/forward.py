@@ -6,13 +6,11 @@ function that ``models`` registers. There is no global state and no patched forw
 Letters: L layers, B rows, T prompt tokens, W window, Hq query heads, H KV heads, D head dim.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
-import torch
 from torch import Tensor
 
-from vase_cli.attention.base import AttentionBackend
+from vase_cli.attention.base import AttentionBackend, LoggingBackend
 from vase_cli.cache import StaticCache
 from vase_cli.cut import CutSubject, Cutter
 
@@ -37,7 +35,7 @@ class ForwardStep(Protocol):
 
 
 class PrefillStep:
-    """One prompt into one row; a prompt longer than the budget is cut layer by layer.
+    """One prompt into one row that was reset; a prompt longer than the budget is cut layer by layer.
 
     Attributes:
         finite: after the forward, (1,) bool for each layer that was cut.
@@ -55,14 +53,12 @@ class PrefillStep:
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """See :meth:`ForwardStep.attend`."""
         queries, keys, values = queries[0], keys[0], values[0]
-        tokens, heads, _ = keys.shape
         if self._cutter is not None:
             self.finite.append(self._cutter.cut_prompt(self._subject, layer, queries, keys, values))
         else:
-            positions = torch.arange(tokens, dtype=torch.int32, device=keys.device)
-            self._cache.write(layer, self._subject.row, keys, values, positions[:, None].expand(tokens, heads))
+            self._cache.write(layer, self._subject.row, keys, values)
         kept_queries = queries[-self._cache.shape.query_window :]
-        self._cache.write_queries(layer, self._subject.row, kept_queries, tokens - kept_queries.shape[0])
+        self._cache.write_queries(layer, self._subject.row, kept_queries, queries.shape[0] - kept_queries.shape[0])
         return self._backend.prefill(queries, keys, values, scale)[None]
 
 
@@ -70,27 +66,45 @@ class DecodeStep:
     """One token for every row, idle rows included: the shapes of a step never change."""
 
     def __init__(
-        self, cache: StaticCache, backend: AttentionBackend, text_positions: Tensor, live: Sequence[int]
+        self,
+        cache: StaticCache,
+        backend: AttentionBackend,
+        text_positions: Tensor,
+        active: Tensor,
+        held: Tensor,
+        longest: int | None,
     ) -> None:
-        """``text_positions`` (B,) int64 on the device; ``live`` as in :meth:`AttentionBackend.decode`."""
-        self._cache = cache
-        self._backend = backend
-        self._text_positions = text_positions
-        self._live = live
-        cache.mark_positions(text_positions)
+        """What the step is about, on the device but for ``longest``.
+
+        Args:
+            cache: where the new tokens go.
+            backend: attends.
+            text_positions: (B,) int64, of the new tokens.
+            active: (B,) int32, 0 for an idle row.
+            held: (B,) int32, tokens that each row holds with the new one, 0 in an idle row.
+            longest: the largest of ``held``; None where only the device knows.
+        """
+        self.cache = cache
+        self.backend = backend
+        self.text_positions = text_positions
+        self.active = active
+        self.held = held
+        self.longest = longest
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """See :meth:`ForwardStep.attend`."""
-        cache = self._cache
-        cache.keep_queries(layer, queries[:, 0], self._text_positions)
-        out = self._backend.decode(
-            queries[:, 0],
-            keys[:, 0],
-            values[:, 0],
-            cache.keys[layer],
-            cache.values[layer],
-            cache.lengths,
-            self._live,
-            scale,
+        self.cache.keep_queries(layer, queries[:, 0], self.text_positions)
+        self.cache.append(layer, keys[:, 0], values[:, 0], self.active)
+        return self.attend_to_cache(layer, queries[:, 0], scale)[:, None]
+
+    def attend_to_cache(self, layer: int, queries: Tensor, scale: float) -> Tensor:
+        """Attend once the new states are in the cache: queries (B, Hq, D) to (B, Hq, D)."""
+        cache = self.cache
+        keys, values = cache.keys[layer], cache.values[layer]
+        if cache.log_sums is None:
+            return self.backend.decode(queries, keys, values, self.held, self.longest, scale)
+        logging = cast(LoggingBackend, self.backend)
+        candidates = cache.shape.candidates
+        return logging.decode_and_log(
+            queries, keys, values, self.held, scale, cache.log_sums[layer], candidates, self.text_positions
         )
-        return out[:, None]

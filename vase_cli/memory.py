@@ -28,7 +28,16 @@ _SAMPLED_BYTES_PER_LOGIT = 44
 
 _RUSAGE_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
+_KERNEL_BYTES_PER_LOGIT = 4
+"""With kernels: logits in half precision, and what is left of them on the way to a token."""
+
 _CUT_WORKING_BYTES = 3 * 256 * 2**20
+_KERNEL_CUT_WORKING_BYTES = 256 * 2**20
+_KERNEL_WORKSPACE_BYTES = 48 * 2**20
+"""What the vendor's matrix products keep for themselves on a GPU, and the rotations of all positions."""
+
+_MLP_TOKENS_AT_ONCE = 8192
+"""The fused forward takes a long prompt's MLP in pieces of so many tokens."""
 
 _CONTROL_GROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
@@ -83,6 +92,7 @@ def plan_memory(
     available_bytes: int,
     slots: int | str,
     most_slots: int,
+    kernels: bool = False,
 ) -> MemoryPlan:
     """Plan a run.
 
@@ -94,6 +104,7 @@ def plan_memory(
         available_bytes: free memory on the device.
         slots: how many, or "auto" for as many as fit, up to ``most_slots``.
         most_slots: more than these bring nothing.
+        kernels: whether the fused forward and the kernels for cuts and sampling are used, as on a GPU.
 
     Raises:
         ConfigError: not even one slot fits, or the slots that were asked for do not; says the figures.
@@ -101,15 +112,16 @@ def plan_memory(
 
     def plan(count: int) -> MemoryPlan:
         shape = cache_shape(count)
-        element = shape.element_bytes
-        heads_width = (shape.query_heads + 2 * shape.kv_heads) * shape.head_dim
-        prompt = longest_prompt_tokens * element * (4 * facts.hidden + 3 * facts.mlp + 2 * heads_width)
+        per_logit = _SAMPLED_BYTES_PER_LOGIT if sampled else _GREEDY_BYTES_PER_LOGIT
+        prompt = _prompt_bytes(facts, shape, longest_prompt_tokens, kernels=kernels)
+        most_of_cut = _KERNEL_CUT_WORKING_BYTES if kernels else _CUT_WORKING_BYTES
+        cut = min(most_of_cut, (shape.bytes if kernels else 4 * shape.bytes) // shape.slots)
         return MemoryPlan(
             slots=count,
             weights_bytes=facts.weights_bytes,
             cache_bytes=shape.bytes,
-            logits_bytes=count * facts.vocabulary * (_SAMPLED_BYTES_PER_LOGIT if sampled else _GREEDY_BYTES_PER_LOGIT),
-            prompt_bytes=max(prompt, min(_CUT_WORKING_BYTES, 4 * shape.bytes // shape.slots)),
+            logits_bytes=count * facts.vocabulary * (_KERNEL_BYTES_PER_LOGIT if kernels else per_logit),
+            prompt_bytes=max(prompt, cut) + (_KERNEL_WORKSPACE_BYTES if kernels else 0),
             available_bytes=available_bytes,
         )
 
@@ -129,6 +141,16 @@ def plan_memory(
             f"with; use --slots {fitting} or less, or --slots auto"
         )
     return plan(int(slots))
+
+
+def _prompt_bytes(facts: "ModelFacts", shape: "CacheShape", tokens: int, *, kernels: bool) -> int:
+    """States and activations that exist at a time while a prompt is prefilled."""
+    queries, states = shape.query_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+    if not kernels:
+        return tokens * shape.element_bytes * (4 * facts.hidden + 3 * facts.mlp + 2 * (queries + states))
+    attention = tokens * (2 * facts.hidden + 3 * queries + 2 * states)
+    mlp = tokens * (4 * facts.hidden + queries) + min(tokens, _MLP_TOKENS_AT_ONCE) * 3 * facts.mlp
+    return max(attention, mlp) * shape.element_bytes
 
 
 def available_ram_bytes() -> int:

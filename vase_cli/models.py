@@ -9,7 +9,8 @@ Letters: B rows, T tokens, V vocabulary, Hq query heads, H KV heads, D head dim.
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +29,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from vase_cli.compiled import CompiledForward, attend
 from vase_cli.config import ModelEntry, ModelShape
 from vase_cli.errors import ModelError
-from vase_cli.forward import ForwardStep
+from vase_cli.forward import DecodeStep, ForwardStep
+from vase_cli.fused import FusedForward, fuse
 
 _INTERFACE = "vase"
 _STEP = "vase_step"
@@ -51,7 +54,8 @@ def _attention(
     """The attention function of every layer: states (B, heads, T, D) in, (B, T, Hq, D) out."""
     step: ForwardStep | None = kwargs.get(_STEP)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    if step is None:
+    compiling = torch.compiler.is_compiling()
+    if step is None and not compiling:
         raise RuntimeError(f"a model with attention '{_INTERFACE}' was called without {_STEP}")
     if attention_mask is not None:
         raise RuntimeError("rows are packed from slot 0 with their own lengths: no attention mask may come here")
@@ -63,7 +67,10 @@ def _attention(
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise ModelError(f"layer {layer} of this model attends to later tokens, as in an encoder: it cannot be served")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return step.attend(layer, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale), None
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if step is None:
+        return attend(query, key, value, layer, scale), None
+    return step.attend(layer, query, key, value, scale), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
@@ -87,6 +94,7 @@ class ModelFacts:
         parameters: elements of all parameters, each counted once.
         dtype: what the weights are loaded as.
         max_tokens: the longest text the model's position encoding is configured for; None if not said.
+        embedding_bytes: of ``weights_bytes``, those of an embedding that is not also the head.
     """
 
     shape: ModelShape
@@ -97,6 +105,7 @@ class ModelFacts:
     parameters: int
     dtype: str
     max_tokens: int | None
+    embedding_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,37 +116,35 @@ class Prompt:
     thought_open: bool
 
 
-def resolve_device(device: str) -> torch.device:
-    """ "auto" is the first CUDA device, else the CPU.
-
-    Raises:
-        ModelError: a CUDA device that is not there.
-    """
-    if device == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    resolved = torch.device(device)
-    if resolved.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = resolved.index or 0
-        if index >= count:
-            raise ModelError(f"no CUDA device {index}: PyTorch sees {count}; use --device cpu or auto")
-        return torch.device("cuda", index)
-    return resolved
-
-
-def describe(entry: ModelEntry, dtype: str | None, device: torch.device) -> ModelFacts:
+def describe(
+    entry: ModelEntry, dtype: str | None, device: torch.device, config: PreTrainedConfig | None = None
+) -> ModelFacts:
     """Read a model's config and refuse what the cache cannot serve; no weight is read.
 
     Args:
-        entry: the model; its ``shape`` is checked against the config where it is set.
+        entry: the model; its ``shape`` and ``architecture`` are checked against the config where they are set.
         dtype: a name from the command line or recipe; None or "auto" is the checkpoint's own on a GPU, and
             float32 on a CPU.
         device: where it will run.
+        config: from :func:`make_config`, in place of the model's own file.
 
     Raises:
         ModelError: not found, gated, offline, unreadable, or not to be served.
     """
-    return _facts(entry, _config(entry), dtype, device)
+    return _facts(entry, _config(entry) if config is None else config, dtype, device)
+
+
+def make_config(name: str, values: Mapping[str, object]) -> PreTrainedConfig:
+    """A config of these values, ``model_type`` among them; nothing is read.
+
+    Raises:
+        ModelError: an unknown family, or values that it refuses; starts with ``name``.
+    """
+    try:
+        with _quiet():
+            return AutoConfig.for_model(**values)
+    except Exception as error:  # a family's own code
+        raise ModelError(f"{name}: no such model can be built ({_first_line(error)})") from error
 
 
 def weights_digest(entry: ModelEntry) -> str | None:
@@ -214,6 +221,7 @@ class LanguageModel:
         facts: see :class:`ModelFacts`.
         device: where the weights are.
         eos_token_ids: every id that ends a text, from the generation config.
+        usual_scale: whether every layer's scores are q·k / sqrt(D).
     """
 
     def __init__(
@@ -222,12 +230,55 @@ class LanguageModel:
         self.facts = facts
         self.device = device
         self.eos_token_ids = eos_token_ids
+        self.usual_scale = False
         self._model = model
+        self._fused: FusedForward | None = None
+        self._compiled: CompiledForward | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of weights and states."""
         return _DTYPES[self.facts.dtype]
+
+    def fuse(self) -> str:
+        """Use the fused forward from here on, see :mod:`vase_cli.fused`; why not, if it cannot be."""
+        self._fused, reason = fuse(self._model, self.forward)
+        return reason
+
+    @property
+    def compiled(self) -> bool:
+        """Whether decode steps run through ``torch.compile``."""
+        return self._compiled is not None
+
+    def compile(self, on: bool = True) -> None:
+        """Run decode steps through ``torch.compile``, in place of the fused forward, or no longer."""
+
+        def forward(token_ids: Tensor, positions: Tensor) -> Tensor:
+            out = self._model(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=1)
+            logits: Tensor = out.logits[:, -1]
+            return logits
+
+        self._compiled = CompiledForward(forward) if on else None
+
+    def reserve(self, tokens: int) -> None:
+        """Be ready for texts of so many tokens."""
+        if self._fused is not None:
+            self._fused.reserve(tokens)
+
+    def prefill(self, token_ids: Tensor, step: ForwardStep) -> Tensor:
+        """One prompt, (T,) int64, to the logits of its last token, (1, V)."""
+        if self._fused is not None:
+            return self._fused.prefill(token_ids, step)
+        positions = torch.arange(token_ids.shape[0], device=token_ids.device)
+        return self.forward(token_ids[None], positions[None], step)
+
+    def decode(self, tokens: Tensor, step: DecodeStep) -> Tensor:
+        """One token of every row, (B,) int64, to logits, (B, V)."""
+        if self._compiled is not None:
+            return self._compiled(tokens[:, None], step.text_positions[:, None], step)
+        if self._fused is not None:
+            return self._fused.decode(tokens, step)
+        return self.forward(tokens[:, None], step.text_positions[:, None], step)
 
     def forward(self, token_ids: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:
         """Run the model: token ids and text positions, (B, T) int64, to the logits of the last token, (B, V)."""
@@ -281,15 +332,31 @@ def load(entry: ModelEntry, tokenizer: ChatTokenizer, dtype: str | None, device:
     return language_model
 
 
+def initialize(entry: ModelEntry, config: PreTrainedConfig, dtype: str | None, device: torch.device) -> LanguageModel:
+    """A model as before its training: weights drawn on the device from its generator, no end-of-text token.
+
+    Raises:
+        ModelError: a model that cannot be served.
+    """
+    facts = _facts(entry, config, dtype, device)
+    with _quiet(), device:
+        model = AutoModelForCausalLM.from_config(config, dtype=_DTYPES[facts.dtype], attn_implementation=_INTERFACE)
+    language_model = LanguageModel(facts, model.eval(), frozenset(), device)
+    _check_layers(language_model, entry.name)
+    return language_model
+
+
 class _Probe:
     """A forward step that only counts which layers call it, and with which shapes."""
 
     def __init__(self) -> None:
         self.layers: list[int] = []
         self.shapes: set[tuple[int, int, int]] = set()
+        self.usual_scale = True
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         self.layers.append(layer)
+        self.usual_scale &= math.isclose(scale, queries.shape[-1] ** -0.5, rel_tol=1e-6)
         self.shapes.add((queries.shape[2], keys.shape[2], keys.shape[3]))
         self.shapes.add((queries.shape[2], values.shape[2], values.shape[3]))
         return queries.new_zeros((*queries.shape[:3], values.shape[3]))
@@ -314,6 +381,7 @@ def _check_layers(model: LanguageModel, where: str) -> None:
             raise ModelError(
                 f"{where}: layer {layer} does not use transformers' attention interface once: it cannot be served"
             )
+    model.usual_scale = probe.usual_scale
 
 
 def _config(entry: ModelEntry) -> PreTrainedConfig:
@@ -337,21 +405,27 @@ def _facts(entry: ModelEntry, config: PreTrainedConfig, dtype: str | None, devic
         raise ModelError(
             f"{where}: the config says {shape}, the zoo entry {entry.name} says {entry.shape}: not the same model"
         )
+    if entry.architecture is not None and (difference := entry.architecture.difference(config)):
+        raise ModelError(f"{where}: the config says {difference} the zoo entry {entry.name}: not the same model")
     with _quiet(), _one_line(entry), torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
     skeleton.tie_weights()
     parameters = {id(parameter): parameter.numel() for parameter in skeleton.parameters()}
+    embedding, head = skeleton.get_input_embeddings(), skeleton.get_output_embeddings()
+    tied = head is not None and head.weight is embedding.weight
     name = _resolve_dtype(dtype, entry, config, device)
+    element_bytes = _DTYPES[name].itemsize
     total = sum(parameters.values())
     return ModelFacts(
         shape=shape,
         vocabulary=int(config.vocab_size),
         hidden=int(config.hidden_size),
         mlp=_mlp_width(config),
-        weights_bytes=total * _DTYPES[name].itemsize,
+        weights_bytes=total * element_bytes,
         parameters=total,
         dtype=name,
         max_tokens=getattr(config, "max_position_embeddings", None),
+        embedding_bytes=0 if tied else embedding.weight.numel() * element_bytes,
     )
 
 

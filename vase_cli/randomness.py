@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vase_cli import kernels
+
 Stream = Literal["tokens", "eviction"]
 
 _INCREMENT = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
@@ -90,6 +92,22 @@ class SequenceNoise:
     def normal(self, *counters: Tensor | int) -> Tensor:
         """Standard normal noise, float32, of the counters' broadcast shape with N first."""
         return normal(self._uniform(counters))
+
+    def token_gumbel(self, text_tokens: Tensor, positions: Tensor, rows: Tensor, candidates: int) -> Tensor:
+        """``gumbel(text_tokens, head, position)`` of each head's first ``candidates`` tokens, (N, H, C) float32.
+
+        Args:
+            text_tokens: (N,) int64.
+            positions: (R, H, S) int32, in text order.
+            rows: (N,) int64, which of R the items are.
+            candidates: C.
+        """
+        if kernels.usable(positions):
+            from vase_cli.kernels import scores
+
+            return scores.token_gumbel(self._keys, self._layers, text_tokens, positions, rows, candidates)
+        heads = torch.arange(positions.shape[1], device=positions.device)
+        return self.gumbel(text_tokens[:, None, None], heads[:, None], positions[..., :candidates][rows].long())
 
     def _uniform(self, counters: tuple[Tensor | int, ...]) -> Tensor:
         dimensions = max((counter.dim() for counter in counters if isinstance(counter, Tensor)), default=1)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from vase_cli import kernels
+
 _INDEX_BITS = 24
 
 
@@ -25,3 +27,13 @@ def best(scores: Tensor, count: int, *, first: Tensor | None = None) -> Tensor:
         rank = rank + (first.long() << 33)
     indices = torch.arange(scores.shape[-1], device=scores.device)
     return ((rank << _INDEX_BITS) - indices).topk(count, dim=-1).indices
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """Which scores are the ``count`` largest of each head, in the order of :func:`best`: (N, H, C) float32 to bool."""
+    if kernels.usable(scores):
+        from vase_cli.kernels import selection
+
+        if scores.shape[-1] <= selection.LONGEST:
+            return selection.largest(scores, count)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best(scores, count), True)

@@ -11,50 +11,59 @@ is a function of (row key, text position, token id).
 import torch
 from torch import Tensor
 
+from vase_cli import kernels
 from vase_cli.config import SamplingParams
 from vase_cli.randomness import gumbel, uniform
 from vase_cli.ranking import best
 
+_KERNEL_CANDIDATES = 64
+"""The most candidates the kernel draws from."""
 
-def sample(logits: Tensor, params: SamplingParams, keys: Tensor, positions: Tensor) -> Tensor:
-    """Choose the next token of each row.
+
+def sample(logits: Tensor, params: SamplingParams, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose the next token of each row; the host waits for nothing.
 
     Args:
-        logits: (B, V), any float dtype, finite.
+        logits: (B, V) float32, float16 or bfloat16.
         params: the same for all rows; temperature 0 is greedy.
         keys: (B,) int64, each row's "tokens" stream key.
         positions: (B,) int64, the text position of the token to choose.
 
     Returns:
-        (B,) int64 token ids.
+        (B,) int64 token ids, and (B,) bool, whether a row's logits are all finite: where not, the token is in range
+        and means nothing.
     """
-    if params.temperature == 0.0:
-        return logits.argmax(dim=-1)
-    scaled = logits.float() / params.temperature
-    ranked = _ranked(scaled, params)
-    if ranked is None:
-        token_ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
-        log_weights = scaled
+    vocabulary = logits.shape[-1]
+    greedy = params.temperature == 0.0
+    candidates = 1 if greedy else min(params.top_k or vocabulary, vocabulary)
+    ranked = greedy or candidates < vocabulary or params.top_p < 1.0 or params.min_p > 0.0
+    if ranked and candidates <= _KERNEL_CANDIDATES and kernels.usable(logits):
+        from vase_cli.kernels import sampling as kernel
+
+        temperature = 1.0 if greedy else params.temperature
+        return kernel.draw(logits, candidates, temperature, params.top_p, params.min_p, keys, positions)
+    finite = logits.isfinite().all(dim=-1)
+    safe = logits.masked_fill(~finite[:, None], 0.0)
+    if greedy:
+        return safe.argmax(dim=-1), finite
+    # A tensor on the device: torch would multiply by the reciprocal of a number there, and divide on the CPU.
+    scaled = safe.float() / torch.full((), params.temperature, dtype=torch.float32, device=logits.device)
+    if ranked:
+        token_ids, log_weights = _ranked(scaled, candidates, params)
     else:
-        token_ids, log_weights = ranked
+        token_ids, log_weights = torch.arange(vocabulary, device=logits.device).expand_as(scaled), scaled
     noise = gumbel(uniform(keys[:, None], positions[:, None], token_ids))
-    return token_ids.gather(-1, (log_weights + noise).argmax(dim=-1, keepdim=True)).squeeze(-1)
+    return token_ids.gather(-1, (log_weights + noise).argmax(dim=-1, keepdim=True)).squeeze(-1), finite
 
 
-def _ranked(scaled: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor] | None:
-    """Token ids and log weights of the candidates, best first, ``-inf`` for what a filter removes.
-
-    None if no filter is on: then nothing needs ranking.
-    """
-    vocabulary = scaled.shape[-1]
-    top_k = min(params.top_k or vocabulary, vocabulary)
-    if top_k == vocabulary and params.top_p == 1.0 and params.min_p == 0.0:
-        return None
-    token_ids = best(scaled, top_k)
+def _ranked(scaled: Tensor, candidates: int, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Token ids and log weights of the candidates, best first, ``-inf`` for what a filter removes."""
+    token_ids = best(scaled, candidates)
     log_weights = scaled.gather(-1, token_ids)
     probabilities = torch.softmax(log_weights, dim=-1)
-    # The mass before a token decides: the token that reaches top_p is kept, so at least one always is.
-    dropped = probabilities.cumsum(dim=-1) - probabilities >= params.top_p
-    dropped |= probabilities < params.min_p * probabilities[:, :1]
+    dropped = probabilities < params.min_p * probabilities[:, :1]
+    if params.top_p < 1.0:  # not where it is off: the mass before a rare token can round to 1
+        # The mass before a token decides: the token that reaches top_p is kept, so at least one always is.
+        dropped |= probabilities.cumsum(dim=-1) - probabilities >= params.top_p
     dropped[:, 0] = False
     return token_ids, log_weights.masked_fill(dropped, -torch.inf)

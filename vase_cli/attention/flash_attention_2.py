@@ -3,16 +3,15 @@
 Letters as in ``base``.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 
 class FlashAttention2:
-    """Needs the ``flash-attn`` package; one kernel appends and attends."""
+    """Needs the ``flash-attn`` package."""
 
     name = "flash_attention_2"
+    leaves_log_sums = False
 
     def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         """CUDA, half precision, head dim up to 256 and a multiple of 8."""
@@ -45,26 +44,17 @@ class FlashAttention2:
     def decode(
         self,
         queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
         cached_keys: Tensor,
         cached_values: Tensor,
-        lengths: Tensor,
-        live: Sequence[int],
+        held: Tensor,
+        longest: int | None,
         scale: float,
     ) -> Tensor:
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         from flash_attn import flash_attn_with_kvcache
 
         out: Tensor = flash_attn_with_kvcache(
-            queries[:, None],
-            cached_keys,
-            cached_values,
-            k=keys[:, None],
-            v=values[:, None],
-            cache_seqlens=lengths,
-            softmax_scale=scale,
-            causal=True,
+            queries[:, None], cached_keys, cached_values, cache_seqlens=held, softmax_scale=scale, causal=False
         )
         return out[:, 0]
 

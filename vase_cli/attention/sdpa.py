@@ -3,8 +3,6 @@
 Letters as in ``base``; G = Hq // H query heads per KV head.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -18,6 +16,7 @@ class SDPA:
     """Needs nothing but PyTorch."""
 
     name = "sdpa"
+    leaves_log_sums = False
 
     def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         """Serves everything."""
@@ -38,36 +37,33 @@ class SDPA:
     def decode(
         self,
         queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
         cached_keys: Tensor,
         cached_values: Tensor,
-        lengths: Tensor,
-        live: Sequence[int],
+        held: Tensor,
+        longest: int | None,
         scale: float,
     ) -> Tensor:
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         rows, query_heads, head_dim = queries.shape
-        heads = keys.shape[1]
-        index = torch.arange(rows, device=keys.device)
-        cached_keys[index, lengths.long()] = keys
-        cached_values[index, lengths.long()] = values
+        slots, heads = cached_keys.shape[1:3]
         # A query of one token: the G heads of a group stand where the query length would.
         grouped = queries.view(rows, heads, query_heads // heads, head_dim)
-        span = cached_keys.shape[1]
-        if not queries.is_cuda:
-            span = min(span, -(-(max(live) + 1) // _CPU_BLOCK) * _CPU_BLOCK)
-        out = _masked(grouped, cached_keys[:, :span], cached_values[:, :span], lengths, scale)
+        span = slots
+        if longest is not None and not queries.is_cuda:
+            span = min(slots, max(1, -(-longest // _CPU_BLOCK)) * _CPU_BLOCK)
+        out = _masked(grouped, cached_keys[:, :span], cached_values[:, :span], held, scale)
         return out.reshape(rows, query_heads, head_dim)
 
 
-def _masked(queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float) -> Tensor:
+def _masked(queries: Tensor, keys: Tensor, values: Tensor, held: Tensor, scale: float) -> Tensor:
     """All rows at once, each with its own length under a mask."""
-    slots = torch.arange(keys.shape[1], device=keys.device, dtype=lengths.dtype)
-    mask = (slots <= lengths[:, None])[:, None, None]
-    return scaled_dot_product_attention(
+    slots = torch.arange(keys.shape[1], device=keys.device, dtype=held.dtype)
+    # A row that holds nothing sees its first slot: without any, its softmax would not be finite.
+    mask = (slots < held.clamp(min=1)[:, None])[:, None, None]
+    out = scaled_dot_product_attention(
         queries, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=scale
     )
+    return out.masked_fill((held == 0)[:, None, None, None], 0.0)
 
 
 BACKEND = SDPA

@@ -42,6 +42,7 @@ def evaluate(
     slots: options.Slots = None,
     dtype: options.DType = None,
     attention: options.AttentionName = None,
+    compile_decode: options.Compile = None,
     device: options.Device = None,
     samples: Annotated[int | None, typer.Option("--samples", help="Samples of each problem.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="Take only the first so many problems.")] = None,

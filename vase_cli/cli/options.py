@@ -89,7 +89,15 @@ DType = Annotated[
     typer.Option("--dtype", help="bfloat16, float16, float32; auto is float32 on a CPU.", rich_help_panel=_MACHINE),
 ]
 AttentionName = Annotated[
-    str | None, typer.Option("--attention", help="auto, flash_attention_2 or sdpa.", rich_help_panel=_MACHINE)
+    str | None, typer.Option("--attention", help="auto, flash_attention_2, triton or sdpa.", rich_help_panel=_MACHINE)
+]
+Compile = Annotated[
+    str | None,
+    typer.Option(
+        "--compile",
+        help="torch.compile of decode steps: on, off; auto is for long runs of families without kernels of ours.",
+        rich_help_panel=_MACHINE,
+    ),
 ]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel=_MACHINE)]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder of all runs.")]
@@ -108,6 +116,7 @@ def overrides(parameters: Mapping[str, Any]) -> dict[str, Any]:
         "system_prompt": parameters["system"],
         "method_options": dict(parse_option(text) for text in parameters["option"] or ()) or None,
         "slots": _number_if_one(parameters["slots"]),
+        "compile": parameters["compile_decode"],
     }
 
 

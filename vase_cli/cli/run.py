@@ -43,6 +43,7 @@ def run(
     slots: options.Slots = None,
     dtype: options.DType = None,
     attention: options.AttentionName = None,
+    compile_decode: options.Compile = None,
     device: options.Device = None,
     input_file: Annotated[
         Path | None, typer.Option("--input", help="Prompts from a file: one a line, or JSONL with a field 'prompt'.")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-    from vase_cli.engine import Engine, Request
+    from vase_cli.engine import Engine
+    from vase_cli.generation import Request
 
 _SECONDS_BETWEEN_STATUS = 0.25
 

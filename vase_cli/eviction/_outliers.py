@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from vase_cli.errors import ConfigError
-from vase_cli.eviction._scores import is_sink, largest
+from vase_cli.eviction._scores import is_sink
 from vase_cli.eviction.base import CacheView, EvictionPolicy, check_at_least
+from vase_cli.ranking import largest
 
 
 @dataclass(frozen=True, kw_only=True)

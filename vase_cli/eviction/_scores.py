@@ -1,7 +1,8 @@
 """The scores that methods are made of, all in float32 and per KV head (arXiv 2606.03928).
 
 Letters as in ``base``: N work items, C candidates, W window, Hq query heads, H KV heads, G = Hq // H, D head
-dim. A score is NaN where the states it reads are not finite, so that no such token is ever kept in silence.
+dim. A score is NaN where the states it reads are not finite, so that no such token is ever kept in silence. On a GPU
+kernels compute them in the cache's own memory; the code here that uses ``candidate_keys`` and its like is their twin.
 """
 
 import math
@@ -9,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from vase_cli.eviction.base import CacheView
-from vase_cli.ranking import best
+from vase_cli.eviction.base import CacheView, served_by_kernels
 
+_WIDEST_KERNEL_PROJECTION = 64
 _SMALLEST_WEIGHT = 1e-37  # the log of a weight that underflowed to zero stays finite: drawn last, but drawn
 
 
@@ -23,30 +24,41 @@ def nan_unless_finite(scores: Tensor) -> Tensor:
 def window_attention(view: CacheView, *, smooth: bool) -> Tensor:
     """Attention that the last W queries pay to each candidate (the score of SnapKV, arXiv 2404.14469).
 
-    Softmax over the candidates of q·k / sqrt(D), mean over the queries, with ``smooth`` the mean of 5
-    neighbouring slots (zero padded, divided by 5), then the mean over the G query heads of the KV head.
+    Softmax over the candidates of q·k / sqrt(D), mean over the queries and the G query heads of the KV head; with
+    ``smooth`` the mean of 5 neighbours in text order (zero padded, divided by 5).
 
     Returns:
         (N, H, C) float32; sums to 1 over C without smoothing.
     """
-    if view.queries is None:
-        raise RuntimeError("this method reads queries: its `needs` must name them")
-    items, window, query_heads, head_dim = view.queries.shape
+    attention = _window_attention(view)
+    if smooth:
+        attention = torch.nn.functional.avg_pool1d(attention, 5, stride=1, padding=2)
+    return attention
+
+
+def _window_attention(view: CacheView) -> Tensor:
+    if view.queries is not None and served_by_kernels(view.keys):
+        from vase_cli.kernels import scores
+
+        return scores.window_attention(
+            view.queries, view.keys, view.item_rows, view.slots, view.candidates, log_sums=view.log_sums
+        )
+    queries = view.item_queries
+    items, window, query_heads, head_dim = queries.shape
     keys = view.candidate_keys
     heads = keys.shape[1]
-    queries = view.queries.float().reshape(items, window, heads, query_heads // heads, head_dim)
+    queries = queries.float().reshape(items, window, heads, query_heads // heads, head_dim)
     queries = queries.permute(0, 2, 3, 1, 4).reshape(items, heads, -1, head_dim) / math.sqrt(head_dim)
     weights = torch.softmax(queries @ keys.transpose(-1, -2), dim=-1)
-    attention = weights.reshape(items, heads, -1, window, view.candidates).mean(dim=3)
-    if smooth:
-        attention = torch.nn.functional.avg_pool1d(attention.flatten(0, 1), 5, stride=1, padding=2).reshape(
-            attention.shape
-        )
-    return attention.mean(dim=2)
+    return weights.reshape(items, heads, -1, window, view.candidates).mean(dim=3).mean(dim=2)
 
 
 def value_range(view: CacheView) -> Tensor:
     """Maximum minus minimum of each candidate's value vector: (N, H, C) float32."""
+    if served_by_kernels(view.values):
+        from vase_cli.kernels import scores
+
+        return scores.value_range(view.values, view.item_rows, view.slots, view.candidates)
     values = view.candidate_values
     return nan_unless_finite(values.amax(dim=-1) - values.amin(dim=-1))
 
@@ -54,12 +66,16 @@ def value_range(view: CacheView) -> Tensor:
 def redundancy(view: CacheView) -> Tensor:
     """How alike a key is to the other candidates (the second score of R-KV, arXiv 2505.24133).
 
-    Softmax over the slots of the mean cosine similarity to all candidates, its own counted as 0. The mean
+    Softmax over the candidates of the mean cosine similarity to all candidates, its own counted as 0. The mean
     is taken through the sum of the unit keys, so the C x C matrix is never formed.
 
     Returns:
         (N, H, C) float32, sums to 1 over C.
     """
+    if served_by_kernels(view.keys):
+        from vase_cli.kernels import scores
+
+        return scores.redundancy(view.keys, view.item_rows, view.slots, view.candidates)
     unit = torch.nn.functional.normalize(view.candidate_keys, dim=-1)
     similarity = (unit @ unit.sum(dim=2, keepdim=True).transpose(-1, -2)).squeeze(-1) - unit.square().sum(dim=-1)
     return torch.softmax(similarity / view.candidates, dim=-1)
@@ -69,11 +85,22 @@ def leverage(view: CacheView, projection: Tensor) -> Tensor:
     """Approximate leverage of keys and values, ``|k P|² |v P|²`` (the score of CurDKV, arXiv 2509.15038).
 
     Args:
-        projection: P, (N, D, R) float32.
+        projection: P, (N, D, r) float32.
 
     Returns:
         (N, H, C) float32.
     """
+    if not served_by_kernels(view.keys):
+        return _leverage(view, projection)
+    if projection.shape[-1] > _WIDEST_KERNEL_PROJECTION:
+        alone = (_leverage(view.only(item), projection[item : item + 1]) for item in range(projection.shape[0]))
+        return torch.cat(list(alone))
+    from vase_cli.kernels import scores
+
+    return scores.leverage(view.keys, view.values, view.item_rows, view.slots, view.candidates, projection)
+
+
+def _leverage(view: CacheView, projection: Tensor) -> Tensor:
     keys = (view.candidate_keys @ projection[:, None]).square().sum(dim=-1)
     values = (view.candidate_values @ projection[:, None]).square().sum(dim=-1)
     return nan_unless_finite(keys * values)
@@ -88,7 +115,7 @@ def gaussian_projection(view: CacheView, rank: int, *counters: Tensor | int) -> 
 
 def is_sink(view: CacheView, sinks: int) -> Tensor:
     """(N, H, C) bool: the first ``sinks`` tokens of the text, the attention sinks."""
-    return view.candidate_positions < sinks
+    return view.positions_below(sinks)
 
 
 def sampled(view: CacheView, weights: Tensor) -> Tensor:
@@ -102,16 +129,10 @@ def sampled(view: CacheView, weights: Tensor) -> Tensor:
     Returns:
         (N, H, C) float32.
     """
-    heads = torch.arange(weights.shape[1], device=weights.device)[None, :, None]
-    noise = view.noise.gumbel(view.text_tokens[:, None, None], heads, view.candidate_positions)
+    noise = view.noise.token_gumbel(view.text_tokens, view.positions, view.item_rows, view.candidates)
     return weights.clamp_min(_SMALLEST_WEIGHT).log() + noise
 
 
 def protect(scores: Tensor, mask: Tensor) -> Tensor:
     """``scores`` with ``inf`` where ``mask`` is set, NaN kept."""
     return torch.where(mask & ~scores.isnan(), torch.inf, scores)
-
-
-def largest(scores: Tensor, count: int) -> Tensor:
-    """(N, H, C) bool: the ``count`` largest scores of each head, equal ones by the earlier slot."""
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best(scores, count), True)

@@ -1,21 +1,24 @@
 """What an eviction method is: a frozen dataclass that scores the candidates of a cut.
 
-Letters: N work items (one layer of one sequence), S cached tokens, W window (also the eviction interval),
-C = S - W candidates, K = budget - W of them kept, Hq query heads, H KV heads, D head dim.
+Letters: N work items (one layer of one sequence), R storage rows, S cached tokens, W window (also the eviction
+interval), C = S - W candidates, K = budget - W of them kept, Hq query heads, H KV heads, D head dim.
 
 A cut keeps the last W tokens and the K best of the C candidates before them, separately for each KV head
-(arXiv 2606.03928). A method only scores; this base selects, and the cache moves the memory.
+(arXiv 2606.03928). A method only scores; the cache selects and moves the memory.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from vase_cli import kernels
 from vase_cli.errors import ConfigError
 from vase_cli.ranking import best
+
+_KERNEL_HEAD_DIMS = (16, 32, 64, 128, 256)
 
 
 class Noise(Protocol):
@@ -32,22 +35,48 @@ class Noise(Protocol):
         """Standard normal noise, float32, of the counters' broadcast shape."""
         ...
 
+    def token_gumbel(self, text_tokens: Tensor, positions: Tensor, rows: Tensor, candidates: int) -> Tensor:
+        """``gumbel(text_tokens, head, position)`` of each candidate.
+
+        Args:
+            text_tokens: (N,) int64.
+            positions: (R, H, S) int32.
+            rows: (N,) int64, which of R the items are.
+            candidates: C, the first of S.
+
+        Returns:
+            (N, H, C) float32.
+        """
+        ...
+
+
+def served_by_kernels(states: Tensor) -> bool:
+    """Whether the score kernels can read such keys and values, (..., D)."""
+    return kernels.usable(states) and states.shape[-1] in _KERNEL_HEAD_DIMS
+
 
 @dataclass(frozen=True)
 class CacheView:
     """What the cache holds at a cut, for N work items whose rows are equally long.
 
+    A method's scores are in text order, as are ``candidate_keys`` and its like; storage is not.
+
     Attributes:
-        keys: (N, S, H, D), rotated with their original positions; any float dtype.
-        values: (N, S, H, D).
-        positions: (N, S, H) int32, the text position of each cached token, ascending along S.
-        queries: (N, W, Hq, D), the last W queries after rotation, in any order; None unless the method
+        keys: (R, S, H, D), rotated with their original positions; any float dtype.
+        values: (R, S, H, D).
+        positions: (R, H, S) int32, the text position of each cached token in text order, ascending along S.
+        queries: (R, W, Hq, D), the last W queries after rotation, in any order; None unless the method
             needs "queries".
         prompt_tokens: (N,) int64, the length of the item's prompt.
         text_tokens: (N,) int64, the length of the item's text at this cut; tells one cut from another.
         budget: tokens kept in each head, the window included.
         window: W.
         noise: the item's source of randomness.
+        slots: (R, H, S) int32, where along S of ``keys`` and ``values`` each token stands, in text order; None
+            if they stand in text order.
+        rows: (N,) int64, which storage rows the items are; None for all of them, N = R.
+        log_sums: (R, W, Hq) float32, log2 of the sum of exp(q·k / sqrt(D)) over the candidates for each of the
+            queries, in their order; None where a cut must compute them itself.
     """
 
     keys: Tensor
@@ -59,6 +88,9 @@ class CacheView:
     budget: int
     window: int
     noise: Noise
+    slots: Tensor | None = None
+    rows: Tensor | None = None
+    log_sums: Tensor | None = None
 
     @property
     def candidates(self) -> int:
@@ -68,17 +100,56 @@ class CacheView:
     @property
     def candidate_keys(self) -> Tensor:
         """(N, H, C, D) float32."""
-        return self.keys[:, : self.candidates].transpose(1, 2).float()
+        return self._in_text_order(self.keys).float()
 
     @property
     def candidate_values(self) -> Tensor:
         """(N, H, C, D) float32."""
-        return self.values[:, : self.candidates].transpose(1, 2).float()
+        return self._in_text_order(self.values).float()
 
     @property
     def candidate_positions(self) -> Tensor:
         """(N, H, C) int64."""
-        return self.positions[:, : self.candidates].transpose(1, 2).long()
+        return self.of_items(self.positions[..., : self.candidates]).long()
+
+    def positions_below(self, bound: Tensor | int) -> Tensor:
+        """(N, H, C) bool: whether each candidate's text position is below ``bound``, which broadcasts."""
+        return self.of_items(self.positions[..., : self.candidates]) < bound
+
+    @property
+    def item_queries(self) -> Tensor:
+        """(N, W, Hq, D).
+
+        Raises:
+            RuntimeError: the method's ``needs`` does not name them.
+        """
+        if self.queries is None:
+            raise RuntimeError("this method reads queries: its `needs` must name them")
+        return self.of_items(self.queries)
+
+    @property
+    def item_rows(self) -> Tensor:
+        """(N,) int64, which storage row each item is."""
+        return torch.arange(self.keys.shape[0], device=self.keys.device) if self.rows is None else self.rows
+
+    def only(self, item: int) -> "CacheView":
+        """The states of one item alone; its noise is that of all."""
+        one = slice(item, item + 1)
+        return replace(
+            self, rows=self.item_rows[one], prompt_tokens=self.prompt_tokens[one], text_tokens=self.text_tokens[one]
+        )
+
+    def of_items(self, per_row: Tensor) -> Tensor:
+        """From (R, ...) to (N, ...)."""
+        return per_row if self.rows is None else per_row[self.rows]
+
+    def _in_text_order(self, states: Tensor) -> Tensor:
+        """The candidates of (R, S, H, D): (N, H, C, D)."""
+        if self.slots is None:
+            return self.of_items(states[:, : self.candidates]).transpose(1, 2)
+        slots = self.of_items(self.slots[..., : self.candidates]).long()
+        heads = torch.arange(states.shape[2], device=states.device)
+        return states[self.item_rows[:, None, None], slots, heads[:, None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +167,9 @@ class EvictionPolicy(ABC):
     """False only for the dense baseline, whose cache is as long as the text."""
     samples: ClassVar[bool] = False
     """Whether a cut draws random numbers."""
+    batches: ClassVar[bool] = False
+    """Whether a cut may score many sequences at once where :func:`served_by_kernels`. True promises that the bits of an
+    item's scores do not depend on N, and that ``keep_scores`` makes nothing as large as ``candidate_keys`` of all N."""
 
     protect_prompt: bool = False
 
@@ -116,24 +190,28 @@ class EvictionPolicy(ABC):
         """
 
     def select(self, view: CacheView) -> tuple[Tensor, Tensor]:
-        """Choose which slots stay.
+        """Choose which tokens stay.
 
         Returns:
-            slots: (N, H, budget) int64, ascending, so that kept tokens stay in text order; the window's
-                slots come last.
-            finite: (N,) bool, False for an item with a NaN score, whose slots mean nothing.
+            kept: (N, H, budget) int64, numbers in text order, ascending; the window's come last.
+            finite: (N,) bool, False for an item with a NaN score, whose tokens mean nothing.
         """
         scores = self.keep_scores(view)
-        kept = view.budget - view.window
-        slots = best(scores, kept, first=self._prompt_mask(view)).sort(dim=-1).values
-        window_slots = torch.arange(view.candidates, view.keys.shape[1], device=slots.device)
-        slots = torch.cat((slots, window_slots.expand(*slots.shape[:2], -1)), dim=-1)
-        return slots, ~scores.isnan().flatten(1).any(dim=1)
+        places = view.budget - view.window
+        kept = best(scores, places, first=self.prompt_mask(view)).sort(dim=-1).values
+        window = torch.arange(view.candidates, view.keys.shape[1], device=kept.device)
+        return torch.cat((kept, window.expand(*kept.shape[:2], -1)), dim=-1), finite_items(scores)
 
-    def _prompt_mask(self, view: CacheView) -> Tensor | None:
+    def prompt_mask(self, view: CacheView) -> Tensor | None:
+        """(N, H, C) bool, the tokens that stay whatever their score; None for none."""
         if not self.protect_prompt:
             return None
-        return view.candidate_positions < view.prompt_tokens[:, None, None]
+        return view.positions_below(view.prompt_tokens[:, None, None])
+
+
+def finite_items(scores: Tensor) -> Tensor:
+    """(N,) bool: False for an item with a NaN among its scores, (N, H, C)."""
+    return ~scores.isnan().flatten(1).any(dim=1)
 
 
 def check_at_least(name: str, value: int, least: int) -> None:

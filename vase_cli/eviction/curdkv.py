@@ -1,6 +1,7 @@
 """Top-K by approximate CUR leverage (CurDKV, arXiv 2509.15038)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ class CurDKV(EvictionPolicy):
         rank: columns of the projection.
         sinks: first tokens of the text that are protected.
     """
+
+    batches: ClassVar[bool] = True
 
     rank: int = 20
     sinks: int = 4

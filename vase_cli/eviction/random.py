@@ -15,6 +15,7 @@ class Random(EvictionPolicy):
     """Keeps a uniform sample of the candidates; with protect_prompt this is "Random Attention"."""
 
     samples: ClassVar[bool] = True
+    batches: ClassVar[bool] = True
 
     def keep_scores(self, view: CacheView) -> Tensor:
         """The same weight for every candidate."""

@@ -19,6 +19,7 @@ class RangeTopK(ProtectsOutliers):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"queries"})
+    batches: ClassVar[bool] = True
 
     smooth: bool = True
 

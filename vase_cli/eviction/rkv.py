@@ -19,6 +19,7 @@ class RKV(EvictionPolicy):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"queries"})
+    batches: ClassVar[bool] = True
 
     attention_share: float = 0.5
     smooth: bool = True

@@ -18,6 +18,7 @@ class SnapKV(EvictionPolicy):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"queries"})
+    batches: ClassVar[bool] = True
 
     smooth: bool = True
 

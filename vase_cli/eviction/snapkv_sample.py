@@ -19,6 +19,7 @@ class SnapKVSample(EvictionPolicy):
 
     needs: ClassVar[frozenset[str]] = frozenset({"queries"})
     samples: ClassVar[bool] = True
+    batches: ClassVar[bool] = True
 
     smooth: bool = False
 

@@ -1,6 +1,7 @@
 """Attention sinks and a sliding window (StreamingLLM, arXiv 2309.17453)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,6 +16,8 @@ class Streaming(EvictionPolicy):
     Attributes:
         sinks: how many first tokens are kept.
     """
+
+    batches: ClassVar[bool] = True
 
     sinks: int = 4
 

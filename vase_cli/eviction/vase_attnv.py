@@ -20,6 +20,7 @@ class VaseAttnV(ProtectsOutliers):
 
     needs: ClassVar[frozenset[str]] = frozenset({"queries"})
     samples: ClassVar[bool] = True
+    batches: ClassVar[bool] = True
 
     smooth: bool = False
 

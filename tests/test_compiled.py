@@ -1,0 +1,50 @@
+"""Decode steps through ``torch.compile``: traced whole, and left alone where that fails."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from test_engine import load_model, make_engine, make_requests, token_ids
+
+from vase_cli.compiled import CompiledForward
+from vase_cli.generation import Completion, Notice
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("method", ["full", "vase-attnv"])
+def test_a_step_is_traced_whole_and_makes_the_same_tokens(
+    method: str, family: str, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    """Traced and run as it is: generating code needs a compiler that a laptop may lack."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    model = load_model(model_folder(family))
+    expected = token_ids(make_engine(model, method), make_requests())
+    model.compile()
+    calls = []
+    plain = CompiledForward.__call__
+    monkeypatch.setattr(CompiledForward, "__call__", lambda *args: calls.append(1) or plain(*args))
+    engine = make_engine(model, method)
+    events = list(engine.stream(make_requests()))
+    assert not [event for event in events if isinstance(event, Notice)]
+    assert {one.request.id: one.token_ids for one in events if isinstance(one, Completion)} == expected
+    assert len(calls) == engine.stats.decode_steps + 1, "one more for the compilation itself"
+
+
+def test_a_compilation_that_fails_is_said_once_and_costs_nothing_else(
+    model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    model = load_model(model_folder("qwen3"))
+    expected = token_ids(make_engine(model), make_requests())
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("no C++ compiler\nand a long story")
+
+    monkeypatch.setattr(CompiledForward, "__call__", fail)
+    model.compile()
+    events = list(make_engine(model).stream(make_requests()))
+    notices = [event.sentence for event in events if isinstance(event, Notice)]
+    assert notices == ["torch.compile failed, going on without it: no C++ compiler"]
+    assert {one.request.id: one.token_ids for one in events if isinstance(one, Completion)} == expected
+    assert not model.compiled

@@ -1,0 +1,77 @@
+"""Decoding with the package's own split attention kernel, on CUDA devices with Triton, in any dtype.
+
+Letters as in ``base``.
+"""
+
+import torch
+from torch import Tensor
+
+from vase_cli import kernels
+from vase_cli.attention.sdpa import SDPA
+
+
+class TritonAttention:
+    """Needs Triton, which comes with PyTorch for CUDA; prompts are prefilled as with ``sdpa``."""
+
+    name = "triton"
+    leaves_log_sums = True
+
+    def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+        """CUDA, or a CPU in Triton's interpreter; a head dim that is a power of two from 16 to 256."""
+        if device.type != "cuda" and not (device.type == "cpu" and kernels.usable(torch.empty(0))):
+            return f"triton needs a CUDA device, not {device.type}: use --attention sdpa"
+        try:
+            import triton  # noqa: F401
+        except ImportError as error:
+            return f"triton cannot be imported ({error}): pip install triton, or use --attention sdpa"
+        if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            return f"triton cannot compute in {dtype}: use --dtype bfloat16, or --attention sdpa"
+        if head_dim & (head_dim - 1) or not 16 <= head_dim <= 256:
+            return f"triton cannot serve a head dim of {head_dim}: use --attention sdpa"
+        return None
+
+    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """Causal attention of one prompt; see :meth:`AttentionBackend.prefill`."""
+        return SDPA().prefill(queries, keys, values, scale)
+
+    def decode(
+        self,
+        queries: Tensor,
+        cached_keys: Tensor,
+        cached_values: Tensor,
+        held: Tensor,
+        longest: int | None,
+        scale: float,
+    ) -> Tensor:
+        """One token of each row; see :meth:`AttentionBackend.decode`."""
+        from vase_cli.kernels.attention import decode_attention
+
+        queries = queries.contiguous()
+        out = torch.empty_like(queries)
+        decode_attention(queries, cached_keys, cached_values, held, scale, out)
+        return out
+
+    def decode_and_log(
+        self,
+        queries: Tensor,
+        cached_keys: Tensor,
+        cached_values: Tensor,
+        held: Tensor,
+        scale: float,
+        log_sums: Tensor,
+        candidates: int,
+        text_positions: Tensor,
+    ) -> Tensor:
+        """The same, and the log sums; see :meth:`LoggingBackend.decode_and_log`."""
+        from vase_cli.kernels.attention import decode_attention
+
+        queries = queries.contiguous()
+        out = torch.empty_like(queries)
+        decode_attention(
+            queries, cached_keys, cached_values, held, scale, out,
+            log_sums=log_sums, candidates=candidates, text_positions=text_positions,
+        )  # fmt: skip
+        return out
+
+
+BACKEND = TritonAttention

@@ -1,0 +1,269 @@
+"""Attention of one query token per row over a static cache, split along the keys.
+
+The tokens of a row are divided among a fixed number of programs; each leaves its part of the output, weighted by its
+own softmax, and a second kernel joins the parts. How a row is divided depends on its own length and on the cache's
+shape alone, so that no bit of a row depends on its neighbours.
+
+Letters: B rows, S cached tokens a row can hold, Hq query heads, H KV heads, G = Hq // H, D head dim.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LOG2_E = 1.4426950408889634
+_TILE_BYTES = 16 * 1024
+_PROCESSORS_OFF_GPU = 4
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """How the work is divided.
+
+    Attributes:
+        splits: programs that share the tokens of one row and KV head.
+        block: tokens a program reads at a time; a power of two, at least 16.
+        stages: such blocks on their way from memory at a time.
+        warps: of 32 threads in a program.
+    """
+
+    splits: int
+    block: int
+    stages: int = 3
+    warps: int = 4
+
+
+def attention_config(
+    rows: int, slots: int, heads: int, head_dim: int, element_bytes: int, processors: int
+) -> AttentionConfig:
+    """What suits B rows of S tokens, H KV heads of dim D, on a GPU with so many multiprocessors.
+
+    Two or three programs stand on a multiprocessor at a time. Some rounds of them even out what rows of different
+    lengths take, but below 128 tokens a program costs more to start than it does.
+    """
+    wanted = triton.cdiv(8 * processors, rows * heads)
+    block = max(16, min(128, _TILE_BYTES // (head_dim * element_bytes)))
+    return AttentionConfig(splits=max(1, min(wanted, triton.cdiv(slots, 128), 128)), block=block)
+
+
+def decode_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    held: Tensor,
+    scale: float,
+    out: Tensor,
+    *,
+    log_sums: Tensor | None = None,
+    candidates: int = 0,
+    text_positions: Tensor | None = None,
+    config: AttentionConfig | None = None,
+) -> None:
+    """Attend with one query of each row to the tokens that the row holds.
+
+    Args:
+        queries: (B, Hq, D), D a power of two from 16 to 256; bf16, fp16 or fp32.
+        keys: (B, S, H, D), contiguous, of the same dtype; one row has fewer than 2^31 elements.
+        values: (B, S, H, D), contiguous.
+        held: (B,) int32, tokens from slot 0 on that each row attends to.
+        scale: factor on q·k.
+        out: (B, Hq, D), written; zeros where a row holds nothing.
+        log_sums: (B, W, Hq) float32, or None: where log2(sum(exp(score))) of each query goes, the sum over the first
+            ``candidates`` storage slots; at text position modulo W. A row that holds nothing writes nothing.
+        candidates: C, see ``log_sums``.
+        text_positions: (B,) int64, see ``log_sums``.
+        config: other than :func:`attention_config`'s, for benchmarks.
+    """
+    rows, query_heads, head_dim = queries.shape
+    slots, heads = keys.shape[1:3]
+    if config is None:
+        processors = _processors(queries.device)
+        config = attention_config(rows, slots, heads, head_dim, keys.element_size(), processors)
+    group = query_heads // heads
+    if config.splits > 1:
+        parts = torch.empty((rows, query_heads, config.splits, head_dim), dtype=torch.float32, device=queries.device)
+        weights = torch.empty((3, rows, query_heads, config.splits), dtype=torch.float32, device=queries.device)
+    else:
+        parts, weights = out, held
+    window = 1 if log_sums is None else log_sums.shape[1]
+    _attend[(heads, config.splits, rows)](
+        queries,
+        keys,
+        values,
+        held,
+        parts,
+        weights,
+        log_sums,
+        text_positions,
+        scale * _LOG2_E,
+        slots,
+        rows,
+        candidates,
+        window,
+        heads=heads,
+        group=group,
+        group_rows=max(16, triton.next_power_of_2(group)),
+        head_dim=head_dim,
+        splits=config.splits,
+        block=config.block,
+        stages=config.stages,
+        num_warps=config.warps,
+    )
+    if config.splits > 1:
+        _join[(query_heads, rows)](
+            parts,
+            weights,
+            held,
+            out,
+            log_sums,
+            text_positions,
+            rows,
+            window,
+            query_heads=query_heads,
+            head_dim=head_dim,
+            splits=config.splits,
+            padded_splits=triton.next_power_of_2(config.splits),
+            block=config.block,
+            num_warps=4,
+        )
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _PROCESSORS_OFF_GPU
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@triton.jit
+def _attend(
+    queries,
+    keys,
+    values,
+    held,
+    parts,
+    weights,
+    log_sums,
+    text_positions,
+    scale,
+    slots,
+    rows,
+    candidates,
+    window,
+    heads: tl.constexpr,
+    group: tl.constexpr,
+    group_rows: tl.constexpr,
+    head_dim: tl.constexpr,
+    splits: tl.constexpr,
+    block: tl.constexpr,
+    stages: tl.constexpr,
+):
+    head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tokens = tl.load(held + row)
+    span = tl.cdiv(tl.cdiv(tokens, splits), block) * block
+    first = split * span
+    if splits > 1 and first >= tokens:
+        return
+    last = tl.minimum(first + span, tokens)
+
+    dims = tl.arange(0, head_dim)
+    members = tl.arange(0, group_rows)
+    query_heads = row * heads * group + head * group + members
+    is_query = (members < group)[:, None]
+    places = query_heads[:, None] * head_dim + dims[None, :]
+    query = tl.load(queries + places, mask=is_query, other=0.0)
+
+    offsets = tl.arange(0, block)
+    row_start = row.to(tl.int64) * slots * heads * head_dim + head * head_dim
+    tile = offsets[:, None] * (heads * head_dim) + dims[None, :]
+    maximum = tl.full([group_rows], float("-inf"), tl.float32)
+    total = tl.zeros([group_rows], tl.float32)
+    candidates_total = tl.zeros([group_rows], tl.float32)
+    weighted = tl.zeros([group_rows, head_dim], tl.float32)
+    for start in tl.range(first, last, block, num_stages=stages):
+        at = row_start + start * (heads * head_dim)
+        is_token = start + offsets < last
+        key = tl.load(keys + at + tile, mask=is_token[:, None], other=0.0, eviction_policy="evict_first")
+        value = tl.load(values + at + tile, mask=is_token[:, None], other=0.0, eviction_policy="evict_first")
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.where(is_token[None, :], scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+        shrink = tl.exp2(maximum - new_maximum)
+        exponentials = tl.exp2(scores - new_maximum[:, None])
+        total = total * shrink + tl.sum(exponentials, axis=1)
+        if log_sums is not None:
+            of_candidates = tl.where((start + offsets < candidates)[None, :], exponentials, 0.0)
+            candidates_total = candidates_total * shrink + tl.sum(of_candidates, axis=1)
+        weighted = tl.dot(exponentials.to(value.dtype), value, weighted * shrink[:, None], input_precision="ieee")
+        maximum = new_maximum
+
+    if splits == 1:
+        if tokens == 0:
+            total += 1.0
+        tl.store(parts + places, (weighted / total[:, None]).to(parts.dtype.element_ty), mask=is_query)
+        if log_sums is not None:
+            place = tl.load(text_positions + row) % window
+            at = (row * window + place) * heads * group + head * group + members
+            tl.store(log_sums + at, maximum + tl.log2(candidates_total), mask=(members < group) & (tokens > 0))
+    else:
+        part = query_heads * splits + split
+        tl.store(parts + part[:, None].to(tl.int64) * head_dim + dims[None, :], weighted, mask=is_query)
+        tl.store(weights + part, maximum, mask=members < group)
+        plane = rows * heads * group * splits
+        tl.store(weights + plane + part, total, mask=members < group)
+        if log_sums is not None:
+            tl.store(weights + 2 * plane + part, candidates_total, mask=members < group)
+
+
+@triton.jit
+def _join(
+    parts,
+    weights,
+    held,
+    out,
+    log_sums,
+    text_positions,
+    rows,
+    window,
+    query_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    splits: tl.constexpr,
+    padded_splits: tl.constexpr,
+    block: tl.constexpr,
+):
+    head, row = tl.program_id(0), tl.program_id(1)
+    tokens = tl.load(held + row)
+    span = tl.cdiv(tl.cdiv(tokens, splits), block) * block
+    used = tl.cdiv(tokens, tl.maximum(span, 1))
+    query = row * query_heads + head
+    totals = weights + rows * query_heads * splits
+
+    everything = tl.arange(0, padded_splits)
+    maximum = tl.max(tl.load(weights + query * splits + everything, mask=everything < used, other=float("-inf")))
+    dims = tl.arange(0, head_dim)
+    total = tl.zeros([8], tl.float32)
+    candidates_total = tl.zeros([8], tl.float32)
+    weighted = tl.zeros([8, head_dim], tl.float32)
+    for start in range(0, used, 8):
+        index = start + tl.arange(0, 8)
+        part = query * splits + index
+        factor = tl.exp2(tl.load(weights + part, mask=index < used, other=float("-inf")) - maximum)
+        total += factor * tl.load(totals + part, mask=index < used, other=0.0)
+        if log_sums is not None:
+            plane = rows * query_heads * splits
+            candidates_total += factor * tl.load(totals + plane + part, mask=index < used, other=0.0)
+        places = part[:, None].to(tl.int64) * head_dim + dims[None, :]
+        weighted += factor[:, None] * tl.load(parts + places, mask=(index < used)[:, None], other=0.0)
+    total_of_all = tl.sum(total)
+    if tokens == 0:
+        total_of_all += 1.0
+    if log_sums is not None:
+        place = tl.load(text_positions + row) % window
+        log_sum = maximum + tl.log2(tl.sum(candidates_total))
+        tl.store(log_sums + (row * window + place) * query_heads + head, log_sum, mask=tokens > 0)
+    result = tl.sum(weighted, axis=0) / total_of_all
+    tl.store(out + query * head_dim + dims, result.to(out.dtype.element_ty))

@@ -1,0 +1,260 @@
+"""The next token of each row from few candidates: the kernels of :mod:`vase_cli.sampling`.
+
+Letters: B rows, V vocabulary, K candidates (a power of two).
+
+A row is cut into segments of 16 tokens and groups of 16 segments. The best K tokens stand in the K segments with
+the best peaks, and those in the K groups with the best peaks. So one pass over the logits writes the peaks, and
+then one program for each row finds the groups, looks into them for the segments, and into those for the tokens.
+
+Values are compared as integers that order like the float32 number ("keys"), with the index below them so that equal
+values fall to the lower one ("ranks"). The peak of a segment with a value that is not finite is a key of its own.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_SEGMENT = tl.constexpr(16)
+_LOWEST_KEY = tl.constexpr(-0x7F800001)  # of minus infinity, what stands where there is no token
+_NOT_FINITE_KEY = tl.constexpr(0x7FFFFFFF)
+_INCREMENT = tl.constexpr(0x9E3779B97F4A7C15)
+_MULTIPLIER_1 = tl.constexpr(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = tl.constexpr(0x94D049BB133111EB)
+_LARGEST_BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
+
+_BLOCK = 4096
+"""Tokens that one program reads in the pass over the logits."""
+
+_PEAK_WARPS = 4
+_DRAW_WARPS = 4
+
+
+def draw(
+    logits: Tensor,
+    candidates: int,
+    temperature: float,
+    top_p: float,
+    min_p: float,
+    keys: Tensor,
+    positions: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Draw a token of each row from its best candidates; one candidate is the greedy choice.
+
+    Args:
+        logits: (B, V) float32, float16 or bfloat16.
+        candidates: how many of the best tokens to draw from, 1 to 64 and at most V.
+        temperature: above 0.
+        top_p: in (0, 1], see :mod:`vase_cli.sampling`.
+        min_p: in [0, 1].
+        keys: (B,) int64.
+        positions: (B,) int64.
+
+    Returns:
+        (B,) int64 token ids and (B,) bool, whether all logits of the row are finite; the token is 0 where not.
+    """
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    rows, vocabulary = logits.shape
+    blocks = triton.cdiv(vocabulary, _BLOCK)
+    segments = blocks * _BLOCK // _SEGMENT.value
+    groups = segments // _SEGMENT.value
+    segment_peaks = torch.empty((rows, segments), dtype=torch.int32, device=logits.device)
+    group_peaks = torch.empty((rows, groups), dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
+    _write_peaks[(rows, blocks)](
+        logits,
+        logits.stride(0),
+        vocabulary,
+        segment_peaks,
+        segments,
+        group_peaks,
+        groups,
+        block=_BLOCK,
+        num_warps=_PEAK_WARPS,
+    )
+    candidate_bits = (candidates - 1).bit_length()
+    _draw[(rows,)](
+        logits,
+        logits.stride(0),
+        vocabulary,
+        segment_peaks,
+        segments,
+        group_peaks,
+        groups,
+        candidates,
+        temperature,
+        top_p,
+        min_p,
+        keys,
+        keys.stride(0),
+        positions,
+        positions.stride(0),
+        tokens,
+        finite,
+        group_bits=max((groups - 1).bit_length(), candidate_bits),
+        candidate_bits=candidate_bits,
+        member_bits=candidate_bits + (_SEGMENT.value - 1).bit_length(),
+        num_warps=_DRAW_WARPS,
+    )
+    return tokens, finite
+
+
+@triton.jit
+def _write_peaks(logits, row_stride, vocabulary, segment_peaks, segments, group_peaks, groups, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(1)
+    block_segments: tl.constexpr = block // _SEGMENT
+    block_groups: tl.constexpr = block_segments // _SEGMENT
+    token_ids = number * block + tl.arange(0, block)
+    held = token_ids < vocabulary
+    values = tl.load(logits + row * row_stride + token_ids, mask=held, other=-float("inf")).to(tl.float32)
+    not_finite = held & ((values.to(tl.int32, bitcast=True) & 0x7F800000) == 0x7F800000)
+    peaks = tl.where(not_finite, _NOT_FINITE_KEY, _key(values))
+    peaks = tl.max(tl.reshape(peaks, (block_segments, _SEGMENT)), axis=1)
+    first = row * segments + number * block_segments
+    tl.store(segment_peaks + first + tl.arange(0, block_segments), peaks)
+    peaks = tl.max(tl.reshape(peaks, (block_groups, _SEGMENT)), axis=1)
+    first = row * groups + number * block_groups
+    tl.store(group_peaks + first + tl.arange(0, block_groups), peaks)
+
+
+@triton.jit
+def _draw(
+    logits,
+    row_stride,
+    vocabulary,
+    segment_peaks,
+    segments,
+    group_peaks,
+    groups,
+    candidates,
+    temperature,
+    top_p,
+    min_p,
+    keys,
+    keys_stride,
+    positions,
+    positions_stride,
+    tokens,
+    finite,
+    group_bits: tl.constexpr,
+    candidate_bits: tl.constexpr,
+    member_bits: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    group_ids = tl.arange(0, 1 << group_bits)
+    peaks = tl.load(group_peaks + row * groups + group_ids, mask=group_ids < groups, other=_LOWEST_KEY)
+    row_is_finite = tl.max(peaks, axis=0) != _NOT_FINITE_KEY
+    best = _leaders(_rank(_value(peaks), temperature, group_ids), group_bits, candidate_bits)
+    segment_ids = _members(_index(best), candidate_bits)
+    peaks = tl.load(segment_peaks + row * segments + segment_ids, mask=segment_ids < segments, other=_LOWEST_KEY)
+    best = _leaders(_rank(_value(peaks), temperature, segment_ids), member_bits, candidate_bits)
+    token_ids = _members(_index(best), candidate_bits)
+    values = tl.load(logits + row * row_stride + token_ids, mask=token_ids < vocabulary, other=-float("inf"))
+    values = tl.where(row_is_finite, values.to(tl.float32), 0.0)
+    best = _leaders(_rank(values, temperature, token_ids), member_bits, candidate_bits)
+
+    token_ids = _index(best)
+    places = tl.arange(0, 1 << candidate_bits)
+    log_weights = tl.where(places < candidates, _value(((best + token_ids) >> 32).to(tl.int32)), -float("inf"))
+    weights = tl.exp(log_weights - tl.max(log_weights, axis=0))
+    probabilities = tl.div_rn(weights, tl.sum(weights, axis=0))
+    largest = tl.sum(tl.where(places == 0, probabilities, 0.0), axis=0)
+    beyond = (tl.cumsum(probabilities, axis=0) - probabilities >= top_p) & (top_p < 1.0)
+    dropped = (beyond | (probabilities < min_p * largest)) & (places > 0)
+    key = tl.load(keys + row * keys_stride)
+    position = tl.load(positions + row * positions_stride)
+    scores = log_weights + _gumbel(_uniform(key, position, token_ids))
+    chosen = tl.argmax(tl.where(dropped, -float("inf"), scores), axis=0)
+    token = tl.sum(tl.where(places == chosen, token_ids, 0), axis=0)
+    tl.store(tokens + row, tl.where(row_is_finite, token, 0))
+    tl.store(finite + row, row_is_finite)
+
+
+@triton.jit
+def _key(values):
+    """int32 that orders like the float32 value; the two zeros have one key."""
+    bits = (values + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def _value(key):
+    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _rank(values, temperature, indices):
+    """int64 that orders like the scaled value, then by the lower index."""
+    scaled = tl.div_rn(values, temperature)
+    return (_key(scaled).to(tl.int64) << 32) - indices
+
+
+@triton.jit
+def _index(rank):
+    return -rank & 0xFFFFFFFF
+
+
+@triton.jit
+def _members(parents, parent_bits: tl.constexpr):
+    """Indices of the 16 children of each of 2**parent_bits parents, in one dimension."""
+    children = parents[:, None] * _SEGMENT + tl.arange(0, _SEGMENT)[None, :]
+    return tl.reshape(children, (_SEGMENT << parent_bits,))
+
+
+@triton.jit
+def _leaders(ranks, bits: tl.constexpr, count_bits: tl.constexpr):
+    """The 2**count_bits largest of 2**bits ranks, largest first: a bitonic sort that drops the smaller half on the way.
+
+    Runs of 2**count_bits are sorted, up and down in turns. The pairwise larger ones of two neighbours are the
+    largest of both, and sorted by the merge steps alone.
+    """
+    if count_bits == 0:
+        ranks = tl.max(ranks, axis=0, keep_dims=True)
+    else:
+        for run in tl.static_range(1, count_bits + 1):
+            for step in tl.static_range(run):
+                ranks = _exchange(ranks, bits, run, run - 1 - step)
+        for left in tl.static_range(bits - 1, count_bits - 1, -1):
+            pairs = tl.reshape(ranks, (1 << (left - count_bits), 2, 1 << count_bits))
+            ranks = tl.reshape(tl.max(pairs, axis=1), (1 << left,))
+            for step in tl.static_range(count_bits):
+                ranks = _exchange(ranks, left, count_bits, count_bits - 1 - step)
+    return ranks
+
+
+@triton.jit
+def _exchange(ranks, bits: tl.constexpr, run_bits: tl.constexpr, distance_bits: tl.constexpr):
+    """Order each rank and the one 2**distance_bits away: larger first in even runs, last in odd ones."""
+    pairs = tl.reshape(ranks, (1 << (bits - 1 - distance_bits), 2, 1 << distance_bits))
+    others = tl.reshape(tl.sum(pairs, axis=1, keep_dims=True) - pairs, (1 << bits,))
+    places = tl.arange(0, 1 << bits)
+    takes_smaller = ((places >> distance_bits) ^ (places >> run_bits)) & 1
+    return tl.where((ranks > others) == (takes_smaller != 0), others, ranks)
+
+
+@triton.jit
+def _uniform(key, position, token_ids):
+    """The numbers of :func:`vase_cli.randomness.uniform`, bit by bit."""
+    state = _mix(key.to(tl.uint64, bitcast=True))
+    state = _mix(state + _INCREMENT + position.to(tl.uint64, bitcast=True))
+    state = _mix(state + _INCREMENT + token_ids.to(tl.uint64, bitcast=True))
+    uniforms = ((state >> 32) * 2 + 1).to(tl.float32) * 2.0**-33
+    return tl.minimum(uniforms, _LARGEST_BELOW_ONE)
+
+
+@triton.jit
+def _mix(state):
+    state = (state ^ (state >> 30)) * _MULTIPLIER_1
+    state = (state ^ (state >> 27)) * _MULTIPLIER_2
+    return state ^ (state >> 31)
+
+
+@triton.jit
+def _gumbel(uniforms):
+    """``-log(-log(1 - u))``; the quotient makes up for the rounding of 1 - u, which a small u does not survive."""
+    rest = 1.0 - uniforms
+    exponential = tl.where(rest == 1.0, uniforms, tl.log(rest) * uniforms / tl.where(rest == 1.0, 1.0, rest - 1.0))
+    return -tl.log(exponential)

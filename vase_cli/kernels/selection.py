@@ -1,0 +1,221 @@
+"""Which candidates stay at a cut, and the cut itself, in the cache's own memory.
+
+Letters: N work items (one layer of one sequence), R storage rows, S cached tokens, W window, C = S - W candidates,
+K = C - W of them kept, H KV heads, D head dim.
+
+One program serves one head of one item. The order of the scores is that of :func:`vase_cli.ranking.best`. The score of
+the last that stays is found bit by bit; of those equal to it the earlier stay.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LONGEST = 32_768
+"""The most candidates that one program holds."""
+
+_TILE = 2048
+"""Candidates whose places are worked out in one step."""
+
+_MOVED_AT_ONCE = 4096
+"""Elements of a window's keys that are moved in one step."""
+
+
+@triton.jit
+def _ranks(scores):
+    """Unsigned integers in the order of the scores; the two zeros are one score."""
+    bits = tl.where(scores == 0.0, 0.0, scores).to(tl.uint32, bitcast=True)
+    return tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+
+
+@triton.jit
+def _loaded(scores, first, offsets, candidates, has_first: tl.constexpr):
+    inside = offsets < candidates
+    named = inside
+    if has_first:
+        named = tl.load(first + offsets, mask=inside, other=0) != 0
+    return tl.load(scores + offsets, mask=inside, other=0.0), named, inside
+
+
+@triton.jit
+def _search(scores, first, candidates, count, has_first: tl.constexpr, block: tl.constexpr):
+    """What :func:`_stays` needs to know of all candidates, to keep the ``count`` best.
+
+    Returns whether all that are named first stay, the rank of the last one that stays on its score, and how many of
+    that rank stay.
+    """
+    loaded, named, inside = _loaded(scores, first, tl.arange(0, block), candidates, has_first)
+    fits = count < 0
+    pool = inside
+    if has_first:
+        named_count = tl.sum((named & inside).to(tl.int32))
+        fits = named_count < count
+        pool = inside & (named ^ fits)
+        count = tl.where(fits, count - named_count, count)
+    ranks = tl.where(pool, _ranks(loaded), 0)
+    threshold = tl.zeros((), dtype=tl.uint32)
+    bit = tl.full((), 0x80000000, dtype=tl.uint32)
+    for _ in range(32):
+        raised = threshold | bit
+        threshold = tl.where(tl.sum((ranks >= raised).to(tl.int32)) >= count, raised, threshold)
+        bit = bit >> 1
+    return fits, threshold, count - tl.sum((ranks > threshold).to(tl.int32))
+
+
+@triton.jit
+def _stays(scores, named, inside, fits, threshold, places, has_first: tl.constexpr):
+    """Which candidates stay, and which of them share the last ones' rank: the first ``places`` of those stay."""
+    pool = inside
+    if has_first:
+        pool = inside & (named ^ fits)
+    ranks = _ranks(scores)
+    equal = pool & (ranks == threshold)
+    stays = (pool & (ranks > threshold)) | (equal & (tl.cumsum(equal.to(tl.int32)) <= places))
+    if has_first:
+        stays = stays | (inside & named & fits)
+    return stays, equal
+
+
+@triton.jit
+def _largest_kernel(scores, chosen, candidates, count, block: tl.constexpr, tile: tl.constexpr):
+    scores += tl.program_id(0).to(tl.int64) * candidates
+    chosen += tl.program_id(0).to(tl.int64) * candidates
+    fits, threshold, places = _search(scores, scores, candidates, count, False, block)
+    for begin in range(0, block, tile):
+        offsets = begin + tl.arange(0, tile)
+        loaded, named, inside = _loaded(scores, scores, offsets, candidates, False)
+        stays, equal = _stays(loaded, named, inside, fits, threshold, places, False)
+        places -= tl.sum(equal.to(tl.int32))
+        tl.store(chosen + offsets, stays, mask=inside)
+
+
+@triton.jit
+def _evict_kernel(
+    scores, first, slots, positions, keys, values, rows, text_tokens, holes, heads, candidates, head_dim,
+    window: tl.constexpr, has_first: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+    window_block: tl.constexpr, head_block: tl.constexpr,
+):  # fmt: skip
+    item = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    row = tl.load(rows + item)
+    tokens = candidates + window
+    kept = candidates - window
+    scores += (item * heads + head) * candidates
+    first += (item * heads + head) * candidates
+    holes += (item * heads + head) * window
+    slots += (row * heads + head) * tokens
+    positions += (row * heads + head) * tokens
+
+    fits, threshold, places = _search(scores, first, candidates, kept, has_first, block)
+    # A kept token's place is never behind it, so that a tile overwrites no tile after it.
+    kept_before = tl.zeros((), dtype=tl.int32)
+    for begin in range(0, block, tile):
+        offsets = begin + tl.arange(0, tile)
+        loaded, named, inside = _loaded(scores, first, offsets, candidates, has_first)
+        stays, equal = _stays(loaded, named, inside, fits, threshold, places, has_first)
+        places -= tl.sum(equal.to(tl.int32))
+        place = kept_before + tl.cumsum(stays.to(tl.int32)) - 1
+        kept_before += tl.sum(stays.to(tl.int32))
+        old_slots = tl.load(slots + offsets, mask=inside, other=0)
+        old_positions = tl.load(positions + offsets, mask=inside, other=0)
+        tl.debug_barrier()
+        tl.store(slots + place, old_slots, mask=stays)
+        tl.store(positions + place, old_positions, mask=stays)
+        tl.store(holes + offsets - place - 1, old_slots, mask=inside & (stays ^ True))
+    tl.debug_barrier()
+
+    window_start = (tl.load(text_tokens + item) - window).to(tl.int32)
+    steps = tl.arange(0, window_block)
+    for begin in range(0, 2 * window, window_block):
+        step = begin + steps
+        tl.store(positions + kept + step, window_start + step, mask=step < 2 * window)
+    dims = tl.arange(0, head_block)[None, :]
+    for begin in range(0, window, window_block):
+        step = begin + steps
+        moves = step < window
+        hole = tl.load(holes + step, mask=moves, other=0)
+        tl.store(slots + kept + step, hole, mask=moves)
+        source = ((row * tokens + candidates + step) * heads + head) * head_dim
+        target = ((row * tokens + hole) * heads + head) * head_dim
+        mask = moves[:, None] & (dims < head_dim)
+        tl.store(keys + target[:, None] + dims, tl.load(keys + source[:, None] + dims, mask=mask), mask=mask)
+        tl.store(values + target[:, None] + dims, tl.load(values + source[:, None] + dims, mask=mask), mask=mask)
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """The ``count`` largest scores of each head, equal ones by the earlier.
+
+    Args:
+        scores: (N, H, C) float32, C at most ``LONGEST``.
+        count: from 0 to C.
+
+    Returns:
+        (N, H, C) bool.
+    """
+    scores = scores.contiguous()
+    items, heads, candidates = scores.shape
+    chosen = torch.empty(scores.shape, dtype=torch.bool, device=scores.device)
+    block = triton.next_power_of_2(candidates)
+    _largest_kernel[(items * heads,)](
+        scores, chosen, candidates, count, block=block, tile=min(block, _TILE), num_warps=_warps(block)
+    )
+    return chosen
+
+
+def evict(
+    scores: Tensor,
+    first: Tensor | None,
+    slots: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    text_tokens: Tensor,
+    budget: int,
+    window: int,
+) -> None:
+    """Cut rows in place, see :meth:`vase_cli.cache.StaticCache.evict`; all but ``scores`` and ``first`` contiguous.
+
+    Args:
+        scores: (N, H, C) float32 in text order, C = budget, at most ``LONGEST``.
+        first: (N, H, C) bool, what stays before all the rest; None for nothing.
+        slots: (R, H, S) int32.
+        positions: (R, H, S) int32.
+        keys, values: (R, S, H, D).
+        rows: (N,) int64, which storage rows the items are, each once.
+        text_tokens: (N,) int64.
+        budget: tokens that stay in each head.
+        window: W.
+    """
+    items, heads = scores.shape[:2]
+    head_dim = keys.shape[-1]
+    head_block = triton.next_power_of_2(head_dim)
+    block = triton.next_power_of_2(budget)
+    scores = scores.contiguous()
+    _evict_kernel[(items, heads)](
+        scores,
+        scores if first is None else first.contiguous(),
+        slots,
+        positions,
+        keys,
+        values,
+        rows,
+        text_tokens,
+        torch.empty((items, heads, window), dtype=torch.int32, device=scores.device),
+        heads,
+        budget,
+        head_dim,
+        window=window,
+        has_first=first is not None,
+        block=block,
+        tile=min(block, _TILE),
+        window_block=min(triton.next_power_of_2(window), max(1, _MOVED_AT_ONCE // head_block)),
+        head_block=head_block,
+        num_warps=_warps(block),
+    )
+
+
+def _warps(block: int) -> int:
+    """Warps of a program that holds ``block`` candidates: at most 32 of them in each thread."""
+    return min(32, max(4, block // 512))
