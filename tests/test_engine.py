@@ -11,7 +11,8 @@ import torch
 
 from vase_cli import plugins
 from vase_cli.config import ModelEntry, SamplingParams
-from vase_cli.engine import Engine, EngineSettings
+from vase_cli.engine import Engine
+from vase_cli.engine_settings import EngineSettings
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import CacheView, EvictionPolicy
 from vase_cli.generation import Completion, NewTokens, Request

@@ -12,7 +12,8 @@ from test_eviction import make_view, scattered
 
 from vase_cli import plugins
 from vase_cli.config import ModelEntry, SamplingParams
-from vase_cli.engine import Engine, EngineSettings
+from vase_cli.engine import Engine
+from vase_cli.engine_settings import EngineSettings
 from vase_cli.eviction.base import CacheView
 from vase_cli.models import LanguageModel, load, load_tokenizer
 from vase_cli.randomness import SequenceNoise, uniform

@@ -19,7 +19,7 @@ ORDER = [
     ["evaluate", "bench"],
     ["assembly", "machine", "grading"],
     ["engine", "catalog", "memory", "random_weights"],
-    ["decoding"],
+    ["decoding", "engine_settings"],
     ["models", "method_options", "report", "comparison", "run_folder"],
     ["fused", "compiled"],
     ["forward", "sampling", "run_files"],
@@ -42,8 +42,8 @@ OWN = {
 
 # Where torch may be loaded with the module; elsewhere it waits inside a function.
 WITH_TORCH = {
-    "assembly", "attention", "bench", "cache", "compiled", "cut", "decoding", "device", "engine", "eviction",
-    "forward", "fused", "kernels", "models", "random_weights", "randomness", "ranking", "sampling",
+    "assembly", "attention", "bench", "cache", "compiled", "cut", "decoding", "device", "engine", "engine_settings",
+    "eviction",     "forward", "fused", "kernels", "models", "random_weights", "randomness", "ranking", "sampling",
 }  # fmt: skip
 # Where torch has no place at all.
 WITHOUT_TORCH = {

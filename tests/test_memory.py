@@ -11,7 +11,7 @@ from test_engine import make_engine
 from vase_cli import memory, plugins
 from vase_cli.cache import CacheShape, StaticCache
 from vase_cli.config import ModelEntry, ModelShape
-from vase_cli.engine import EngineSettings
+from vase_cli.engine_settings import EngineSettings
 from vase_cli.errors import ConfigError
 from vase_cli.memory import (
     MemoryPlan,

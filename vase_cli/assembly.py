@@ -13,7 +13,8 @@ from vase_cli.cache import CacheShape
 from vase_cli.compiled import WORTHWHILE_STEPS
 from vase_cli.config import ModelEntry, Recipe
 from vase_cli.device import resolve_device
-from vase_cli.engine import Engine, EngineSettings, check_settings
+from vase_cli.engine import Engine
+from vase_cli.engine_settings import EngineSettings, check_settings
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
 from vase_cli.generation import EngineStats
