@@ -42,14 +42,14 @@ OWN = {
 
 # Where torch may be loaded with the module; elsewhere it waits inside a function.
 WITH_TORCH = {
-    "assembly", "attention", "bench", "cache", "compiled", "cut", "decoding", "device", "engine", "engine_settings",
-    "eviction",     "forward", "fused", "kernels", "models", "random_weights", "randomness", "ranking", "sampling",
+    "assembly", "attention", "bench", "cache", "compiled", "cut", "decoding", "device", "engine", "eviction",
+    "forward", "fused", "kernels", "models", "random_weights", "randomness", "ranking", "sampling",
 }  # fmt: skip
 # Where torch has no place at all.
 WITHOUT_TORCH = {
-    "_yaml", "accuracy", "architecture", "budget", "catalog", "comparison", "config", "environment", "errors",
-    "evaluate", "generation", "graders", "grading", "memory", "method_options", "plugins", "repetition", "report",
-    "report_schema", "run_files", "run_folder", "tasks",
+    "_yaml", "accuracy", "architecture", "budget", "catalog", "comparison", "config", "engine_settings", "environment",
+    "errors", "evaluate", "generation", "graders", "grading", "memory", "method_options", "plugins", "repetition",
+    "report", "report_schema", "run_files", "run_folder", "tasks",
 }  # fmt: skip
 
 # Who may import what of others, and whether only inside a function.
