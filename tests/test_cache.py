@@ -121,7 +121,7 @@ def test_write_fills_a_row_from_slot_0():
     cache = filled()
     expected = snapshot(cache)
     keys, values = torch.randn(5, 2, 6), torch.randn(5, 2, 6)
-    cache.write(1, 3, keys, values)
+    cache.write(slice(1, 2), 3, keys[None], values[None])
     expected["keys"][1, 3, :5] = keys
     expected["values"][1, 3, :5] = values
     assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
@@ -133,7 +133,7 @@ def test_written_positions_are_followed_by_those_to_come():
     positions = torch.tensor([[0, 3, 8], [1, 2, 9]], dtype=torch.int32)
     expected["positions"][1, 3, :, :3] = positions
     expected["positions"][1, 3, :, 3:] = torch.arange(40, 48)
-    cache.write_positions(1, 3, positions, 40)
+    cache.write_positions(slice(1, 2), 3, positions[None], 40)
     assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
 
 
@@ -194,8 +194,8 @@ def test_nothing_that_is_kept_moves_when_rows_are_used():
     cache.lengths.zero_()
     cache.keep_queries(0, torch.ones(4, 4, 6), torch.arange(4))
     cache.append(0, torch.ones(4, 2, 6), torch.ones(4, 2, 6), torch.ones(4, dtype=torch.int32))
-    cache.write(0, 0, torch.ones(2, 2, 6), torch.ones(2, 2, 6))
-    cache.write_positions(0, 0, torch.ones(2, 2, dtype=torch.int32), 2)
+    cache.write(slice(0, 1), 0, torch.ones(1, 2, 2, 6), torch.ones(1, 2, 2, 6))
+    cache.write_positions(slice(0, 1), 0, torch.ones(1, 2, 2, dtype=torch.int32), 2)
     cache.reset(0)
     cache.evict(torch.ones(1, 2, 8), None, torch.tensor([0]), torch.tensor([11]))
     cache.clear(0)

@@ -11,10 +11,13 @@ from test_engine import make_requests, token_ids
 from test_eviction import make_view, scattered
 
 from vase_cli import plugins
+from vase_cli.cache import CacheShape, StaticCache
 from vase_cli.config import ModelEntry, SamplingParams
+from vase_cli.cut import CutSubject, Cutter
 from vase_cli.engine import Engine
 from vase_cli.engine_settings import EngineSettings
 from vase_cli.eviction.base import CacheView
+from vase_cli.generation import Completion, Notice
 from vase_cli.models import LanguageModel, load, load_tokenizer
 from vase_cli.randomness import SequenceNoise, uniform
 from vase_cli.ranking import best
@@ -121,9 +124,12 @@ def test_sampling_draws_as_on_the_cpu():
         assert finite.all() and torch.equal(got.cpu(), sample(logits, params, keys, positions)[0])
 
 
-def load_on_gpu(folder: Path, dtype: str) -> LanguageModel:
+def load_on_gpu(folder: Path, dtype: str, *, fused: bool = True) -> LanguageModel:
     entry = ModelEntry("tiny", path=folder)
-    return load(entry, load_tokenizer(entry), dtype, GPU)
+    model = load(entry, load_tokenizer(entry), dtype, GPU)
+    if fused:
+        assert model.fuse() == ""
+    return model
 
 
 def make_engine(model: LanguageModel, method: str, backend: str, **changes: object) -> Engine:
@@ -147,14 +153,50 @@ def test_tokens_do_not_depend_on_neighbours_or_order(method: str, backend: str, 
     assert dict(itertools.chain.from_iterable(part.items() for part in alone)) == together
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
-def test_full_gives_the_tokens_of_the_cpu_in_float32(family: str, model_folder: Callable[..., Path]):
-    folder = model_folder(family)
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [*itertools.product(["qwen3", "qwen2", "llama"], ["fused", "transformers"]), ("qwen3", "compiled")],
+)
+def test_full_gives_the_tokens_of_the_cpu_in_float32(family: str, way: str, model_folder: Callable[..., Path]):
+    folder = model_folder(family, hidden_size=64)
     entry = ModelEntry("tiny", path=folder)
     on_cpu = load(entry, load_tokenizer(entry), "float32", torch.device("cpu"))
     greedy = {"sampling": SamplingParams()}
     expected = token_ids(make_engine(on_cpu, "full", "sdpa", **greedy), make_requests())
-    assert token_ids(make_engine(load_on_gpu(folder, "float32"), "full", "sdpa", **greedy), make_requests()) == expected
+    model = load_on_gpu(folder, "float32", fused=way == "fused")
+    model.compile(way == "compiled")
+    engine = make_engine(model, "full", "triton" if way == "fused" else "sdpa", **greedy)
+    events = list(engine.stream(make_requests()))
+    assert not [event for event in events if isinstance(event, Notice)]
+    assert {event.request.id: event.token_ids for event in events if isinstance(event, Completion)} == expected
+
+
+@pytest.mark.parametrize("name", ["vase-attnv", "vase-dkv", "rkv", "streaming"])
+def test_a_cut_through_its_graph_is_that_of_a_batch(name: str):
+    """One row at a time through the captured graph, or all at once: the same bits in every row."""
+    generator = torch.Generator(GPU).manual_seed(0)
+    policy = plugins.load("eviction", name)()
+    shape = CacheShape(3, 7, 300, 2, 64, 8, 16 if "queries" in policy.needs else 0, 2)
+    caches = []
+    for _ in range(2):
+        cache = StaticCache(shape, torch.bfloat16, GPU)
+        cutter = Cutter(policy, cache, 284, 16)
+        cutter.prepare()
+        caches.append((cache, cutter))
+    (one, by_graph), (many, as_batch) = caches
+    for part in ("keys", "values", "queries"):
+        if getattr(one, part) is not None:
+            getattr(one, part).normal_(generator=generator)
+            getattr(many, part).copy_(getattr(one, part))
+    for row in range(7):
+        one.reset(row)
+        many.reset(row)
+    subjects = [CutSubject(row, 1000 + row, 20 + row, 400 + row) for row in (4, 0, 6, 2, 1)]
+    bad = torch.cat([by_graph.cut([subject]) for subject in subjects])
+    assert torch.equal(bad, as_batch.cut(subjects)) and (bad == 3).all()
+    for part in ("keys", "values", "slots", "positions"):
+        assert torch.equal(getattr(one, part), getattr(many, part))
+    assert not torch.equal(one.positions[:, 4], one.positions[:, 3])
 
 
 @pytest.mark.parametrize("method", ["vase-attnv", "rkv", "vase-dkv"])

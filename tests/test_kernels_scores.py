@@ -330,6 +330,17 @@ def test_uniform_numbers_have_the_bits_of_the_twin(counters: Callable[[int], lis
     assert torch.equal(found, torch_uniform(keys, layers, text_tokens, heads, positions))
 
 
+@pytest.mark.parametrize("of_this_cut", [True, False])
+def test_numbers_of_a_sequence_have_the_bits_of_the_twin(
+    of_this_cut: bool, counters: Callable[[int], list[Tensor]]
+) -> None:
+    keys, layers, text_tokens, *_ = counters(5)
+    found = scores.sequence_uniforms(keys, layers, text_tokens if of_this_cut else None, 2560)
+    middle = [text_tokens[:, None]] if of_this_cut else []
+    expected = torch_uniform(keys[:, None], layers[:, None], *middle, torch.arange(2560, device=DEVICE))
+    assert torch.equal(found, expected)
+
+
 @triton.jit
 def _uniforms_of(states, out, count: tl.constexpr):
     at = tl.arange(0, count)

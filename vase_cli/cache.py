@@ -127,19 +127,19 @@ class StaticCache:
         if self.queries is not None:
             self.queries[layer, self._rows, text_positions % self.shape.query_window] = queries
 
-    def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
-        """Fill a row's layer from slot 0: keys and values (T, H, D)."""
-        tokens = keys.shape[0]
-        self.keys[layer, row, :tokens] = keys
-        self.values[layer, row, :tokens] = values
+    def write(self, layers: slice, row: int, keys: Tensor, values: Tensor) -> None:
+        """Fill some layers of a row from slot 0: keys and values (G, T, H, D) for G layers."""
+        tokens = keys.shape[1]
+        self.keys[layers, row, :tokens] = keys
+        self.values[layers, row, :tokens] = values
 
-    def write_positions(self, layer: int, row: int, positions: Tensor, next_position: int) -> None:
-        """Note the text positions of a row's first tokens, (H, T) int32, and of those to come after them."""
+    def write_positions(self, layers: slice, row: int, positions: Tensor, next_position: int) -> None:
+        """Note the text positions of a row's first tokens, (G, H, T) int32, and of those to come after them."""
         tokens = positions.shape[-1]
         end = next_position + self.shape.tokens - tokens
         coming = torch.arange(next_position, end, dtype=torch.int32, device=positions.device)
-        self.positions[layer, row, :, :tokens] = positions
-        self.positions[layer, row, :, tokens:] = coming
+        self.positions[layers, row, :, :tokens] = positions
+        self.positions[layers, row, :, tokens:] = coming
 
     def write_queries(self, layer: int, row: int, queries: Tensor, first_position: int) -> None:
         """Put the queries of consecutive text positions, (T, Hq, D) with T <= W, into a row's ring."""

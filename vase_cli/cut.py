@@ -19,6 +19,10 @@ from vase_cli.eviction.base import CacheView, EvictionPolicy, finite_items, serv
 from vase_cli.randomness import SequenceNoise
 
 _WORKING_BYTES = 256 * 2**20
+_PROMPT_BYTES = 128 * 2**20
+"""Keys and values of a prompt that wait for their cut."""
+_MOST_REPLAYS = 4
+"""Rows that are cut one by one through a graph; more of them are faster as one batch."""
 _BYTES_PER_SCORE = 32
 """What a method makes of one score on its way, where kernels read the states."""
 
@@ -54,6 +58,26 @@ class Cutter:
         self._batches = policy.batches and served_by_kernels(cache.keys)
         self._items_at_once = max(1, _WORKING_BYTES // _item_bytes(cache.shape, self._batches))
         self._layers = torch.arange(cache.shape.layers, device=cache.keys.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def prepare(self) -> None:
+        """Capture the cut of one row as a CUDA graph, where kernels cut; call it while no row is in use.
+
+        A cut is some forty small launches, which take longer to launch than to run.
+        """
+        if not self._batches or self._layers.device.type != "cuda":
+            return
+        self._numbers = torch.zeros((1, 4), dtype=torch.int64, device=self._layers.device)
+        self._numbers[0, 3] = self._cache.shape.tokens
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._cut(self._numbers)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._bad_layer = self._cut(self._numbers)
+        self._graph = graph
 
     def cut(self, subjects: Sequence[CutSubject]) -> Tensor:
         """Cut full rows (S tokens) back to the budget, in every layer; the cache's ``lengths`` stay as they are.
@@ -65,18 +89,29 @@ class Cutter:
             One int32 for each subject, on the device: the first layer whose states were not finite, L if all were.
             What such a row holds then means nothing.
         """
-        shape = self._cache.shape
         if not subjects:
             return torch.empty(0, dtype=torch.int32, device=self._layers.device)
         numbers = self._on_device(
             [[subject.row, subject.noise_key, subject.prompt_tokens, subject.text_tokens] for subject in subjects]
         )
+        if self._graph is None or len(subjects) > _MOST_REPLAYS:
+            return self._cut(numbers)
+        bad_layers = torch.empty(len(subjects), dtype=torch.int32, device=numbers.device)
+        for index in range(len(subjects)):
+            self._numbers.copy_(numbers[index : index + 1])
+            self._graph.replay()
+            bad_layers[index : index + 1] = self._bad_layer
+        return bad_layers
+
+    def _cut(self, numbers: Tensor) -> Tensor:
+        """See :meth:`cut`: (n, 4) int64, each subject's row, noise key, prompt tokens and text tokens."""
+        shape, subjects = self._cache.shape, numbers.shape[0]
         # Items are numbered subject by subject, layer by layer.
         rows = (self._layers * shape.slots + numbers[:, :1]).flatten()
-        layers = self._layers.repeat(len(subjects))
+        layers = self._layers.repeat(subjects)
         noise_keys, prompt_tokens, text_tokens = numbers.T[1:, :, None].repeat(1, 1, shape.layers).flatten(1)
         finite = torch.ones(rows.shape, dtype=torch.bool, device=rows.device)
-        for items in self._batches_of(len(subjects)):
+        for items in self._batches_of(subjects):
             view = CacheView(
                 keys=self._cache.keys.flatten(0, 1),
                 values=self._cache.values.flatten(0, 1),
@@ -97,29 +132,37 @@ class Cutter:
         bad_layers = torch.where(finite.view(-1, shape.layers), shape.layers, self._layers)
         return bad_layers.amin(dim=1).int()
 
-    def cut_prompt(self, subject: CutSubject, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Write what stays of one layer of a prompt longer than the budget into a row that was reset.
+    def prompt_layers_at_once(self, tokens: int) -> int:
+        """How many layers' states of a prompt of so many tokens are kept and cut together."""
+        shape = self._cache.shape
+        layer_bytes = 2 * tokens * shape.kv_heads * shape.head_dim * shape.element_bytes
+        return max(1, _PROMPT_BYTES // layer_bytes) if self._batches else 1
 
-        Only this layer's dense states exist at a time: the prompt is cut while its prefill goes on.
+    def cut_prompt(
+        self, subject: CutSubject, first_layer: int, queries: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """Write what stays of some layers of a prompt longer than the budget into a row that was reset.
+
+        Only these layers' dense states exist at a time: the prompt is cut while its prefill goes on.
 
         Args:
             subject: the sequence, with ``text_tokens`` equal to ``prompt_tokens``.
-            layer: which layer.
-            queries: (T, Hq, D), rotated.
-            keys: (T, H, D), rotated.
-            values: (T, H, D).
+            first_layer: the first of G consecutive layers.
+            queries: (G, W, Hq, D), of the last W tokens, rotated.
+            keys: (G, T, H, D), rotated.
+            values: (G, T, H, D).
 
         Returns:
-            (1,) bool on the device, False if the states were not finite.
+            (G,) bool on the device, False where the states were not finite.
         """
-        tokens, heads, head_dim = keys.shape
-        positions = torch.arange(tokens, dtype=torch.int32, device=keys.device).repeat(heads, 1)
-        layers = self._layers[layer : layer + 1]
+        tokens, heads, head_dim = keys.shape[1:]
+        layers = self._layers[first_layer : first_layer + keys.shape[0]]
+        positions = torch.arange(tokens, dtype=torch.int32, device=keys.device).repeat(keys.shape[0], heads, 1)
         view = CacheView(
-            keys=keys[None],
-            values=values[None],
-            positions=positions[None],
-            queries=queries[None, -self.window :],
+            keys=keys,
+            values=values,
+            positions=positions,
+            queries=queries,
             prompt_tokens=torch.full_like(layers, subject.prompt_tokens),
             text_tokens=torch.full_like(layers, subject.text_tokens),
             budget=self.budget,
@@ -127,9 +170,10 @@ class Cutter:
             noise=SequenceNoise(torch.full_like(layers, subject.noise_key), layers),
         )
         kept, finite = self.policy.select(view)
-        wide = kept[0].T[..., None].expand(-1, -1, head_dim)
-        self._cache.write(layer, subject.row, keys.gather(0, wide), values.gather(0, wide))
-        self._cache.write_positions(layer, subject.row, positions.gather(1, kept[0]), tokens)
+        wide = kept.transpose(1, 2)[..., None].expand(-1, -1, -1, head_dim)
+        among = slice(first_layer, first_layer + keys.shape[0])
+        self._cache.write(among, subject.row, keys.gather(1, wide), values.gather(1, wide))
+        self._cache.write_positions(among, subject.row, positions.gather(2, kept), tokens)
         return finite
 
     def _batches_of(self, subjects: int) -> Iterator[slice]:

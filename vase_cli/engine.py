@@ -229,6 +229,8 @@ class Engine:
         if self._loop is None:
             self._loop = DecodeLoop(self._model, self.cache, self._backend, self._state, self.settings.sampling)
             self._notices += self._loop.prepare()
+            if self._cutter is not None:
+                self._cutter.prepare()
         return self._loop
 
     def _admit(self, request: Request, row: int) -> None:

@@ -8,6 +8,7 @@ Letters: L layers, B rows, T prompt tokens, W window, Hq query heads, H KV heads
 
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
 from vase_cli.attention.base import AttentionBackend, LoggingBackend
@@ -35,10 +36,10 @@ class ForwardStep(Protocol):
 
 
 class PrefillStep:
-    """One prompt into one row that was reset; a prompt longer than the budget is cut layer by layer.
+    """One prompt into one row that was reset; a prompt longer than the budget is cut some layers at a time.
 
     Attributes:
-        finite: after the forward, (1,) bool for each layer that was cut.
+        finite: after the forward, bool vectors, one flag for each layer that was cut.
     """
 
     def __init__(
@@ -49,14 +50,21 @@ class PrefillStep:
         self._backend = backend
         self._cutter = cutter if cutter is not None and subject.prompt_tokens > cutter.budget else None
         self._subject = subject
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """See :meth:`ForwardStep.attend`."""
         queries, keys, values = queries[0], keys[0], values[0]
         if self._cutter is not None:
-            self.finite.append(self._cutter.cut_prompt(self._subject, layer, queries, keys, values))
+            self._waiting.append((queries[-self._cutter.window :], keys, values))
+            last = layer == self._cache.shape.layers - 1
+            if last or len(self._waiting) == self._cutter.prompt_layers_at_once(keys.shape[0]):
+                states = (torch.stack(parts) for parts in zip(*self._waiting, strict=True))
+                first_layer = layer + 1 - len(self._waiting)
+                self.finite.append(self._cutter.cut_prompt(self._subject, first_layer, *states))
+                self._waiting.clear()
         else:
-            self._cache.write(layer, self._subject.row, keys, values)
+            self._cache.write(slice(layer, layer + 1), self._subject.row, keys[None], values[None])
         kept_queries = queries[-self._cache.shape.query_window :]
         self._cache.write_queries(layer, self._subject.row, kept_queries, queries.shape[0] - kept_queries.shape[0])
         return self._backend.prefill(queries, keys, values, scale)[None]

@@ -62,12 +62,13 @@ class FusedForward:
         self.reserve(_PROBE_TOKENS)
 
     def reserve(self, tokens: int) -> None:
-        """Hold the rotations of texts of so many tokens: float32 (tokens, D) cosines and sines."""
+        """Hold the rotations of texts of so many tokens: (tokens, D) cosines and sines, in the model's dtype."""
         if self._cos.shape[0] >= tokens:
             return
         positions = torch.arange(tokens, device=self._embedding.device)[None]
         cos, sin = self._rotary(torch.empty(0, dtype=torch.float32, device=positions.device), positions)
-        self._cos, self._sin = cos[0].contiguous(), sin[0].contiguous()
+        dtype = self._embedding.dtype
+        self._cos, self._sin = cos[0].to(dtype).contiguous(), sin[0].to(dtype).contiguous()
 
     def prefill(self, token_ids: Tensor, step: ForwardStep) -> Tensor:
         """One prompt, (T,) int64, to the logits of its last token, (1, V)."""

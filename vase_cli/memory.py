@@ -33,6 +33,7 @@ _KERNEL_BYTES_PER_LOGIT = 4
 
 _CUT_WORKING_BYTES = 3 * 256 * 2**20
 _KERNEL_CUT_WORKING_BYTES = 256 * 2**20
+_KERNEL_BYTES_PER_SCORE = 32
 _KERNEL_WORKSPACE_BYTES = 48 * 2**20
 """What the vendor's matrix products keep for themselves on a GPU, and the rotations of all positions."""
 
@@ -115,7 +116,8 @@ def plan_memory(
         per_logit = _SAMPLED_BYTES_PER_LOGIT if sampled else _GREEDY_BYTES_PER_LOGIT
         prompt = _prompt_bytes(facts, shape, longest_prompt_tokens, kernels=kernels)
         most_of_cut = _KERNEL_CUT_WORKING_BYTES if kernels else _CUT_WORKING_BYTES
-        cut = min(most_of_cut, (shape.bytes if kernels else 4 * shape.bytes) // shape.slots)
+        scores = shape.layers * shape.slots * shape.kv_heads * shape.tokens
+        cut = min(most_of_cut, _KERNEL_BYTES_PER_SCORE * scores if kernels else 4 * shape.bytes // shape.slots)
         return MemoryPlan(
             slots=count,
             weights_bytes=facts.weights_bytes,

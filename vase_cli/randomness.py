@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vase_cli import kernels
 
-Stream = Literal["tokens", "eviction"]
+Stream = Literal["tokens", "eviction", "calibration"]
 
 _INCREMENT = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MULTIPLIER_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
@@ -25,7 +25,7 @@ _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
 
 def stream_key(seed: int, problem_id: str, sample: int, stream: Stream) -> int:
-    """The 64-bit signed key of one sequence's stream; the two streams of a sequence are independent."""
+    """The 64-bit signed key of one sequence's stream; the streams of a sequence are independent."""
     text = "\x1f".join((str(seed), problem_id, str(sample), stream))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
@@ -41,11 +41,16 @@ def uniform(key: Tensor, *counters: Tensor | int) -> Tensor:
         float32 of the broadcast shape. Small values keep their full relative precision (32 random bits),
         and 1.0 never occurs, so both ``log(u)`` and ``log1p(-u)`` are finite.
     """
+    bits = (hashed(key, *counters) >> 32) & 0xFFFFFFFF
+    return ((bits * 2 + 1).to(torch.float32) * 2.0**-33).clamp_(max=_LARGEST_BELOW_ONE)
+
+
+def hashed(key: Tensor, *counters: Tensor | int) -> Tensor:
+    """All 64 bits of the hash behind :func:`uniform`, int64 of the broadcast shape; its arguments are the same."""
     mixed = _mix(key)
     for counter in counters:
         mixed = _mix(mixed + _INCREMENT + counter)
-    bits = (mixed >> 32) & 0xFFFFFFFF
-    return ((bits * 2 + 1).to(torch.float32) * 2.0**-33).clamp_(max=_LARGEST_BELOW_ONE)
+    return mixed
 
 
 def gumbel(uniforms: Tensor) -> Tensor:
@@ -89,9 +94,19 @@ class SequenceNoise:
         """Standard Gumbel noise, float32, of the counters' broadcast shape with N first."""
         return gumbel(self._uniform(counters))
 
-    def normal(self, *counters: Tensor | int) -> Tensor:
-        """Standard normal noise, float32, of the counters' broadcast shape with N first."""
-        return normal(self._uniform(counters))
+    def normal_numbers(self, count: int, text_tokens: Tensor | None) -> Tensor:
+        """The first ``count`` standard normal numbers of each item, (N, count) float32.
+
+        Args:
+            count: how many.
+            text_tokens: (N,) int64 for numbers of this cut; None for numbers that stay the same for the sequence.
+        """
+        if kernels.usable(self._keys):
+            from vase_cli.kernels import scores
+
+            return normal(scores.sequence_uniforms(self._keys, self._layers, text_tokens, count))
+        numbers = torch.arange(count, device=self._keys.device)[None]
+        return normal(self._uniform((numbers,) if text_tokens is None else (text_tokens[:, None], numbers)))
 
     def token_gumbel(self, text_tokens: Tensor, positions: Tensor, rows: Tensor, candidates: int) -> Tensor:
         """``gumbel(text_tokens, head, position)`` of each head's first ``candidates`` tokens, (N, H, C) float32.

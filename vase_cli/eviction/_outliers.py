@@ -1,7 +1,8 @@
-"""What the value-aware methods share: the count of protected value states (arXiv 2606.03928)."""
+"""What the value-aware methods share: the protected value states of large range (arXiv 2606.03928)."""
 
 from abc import ABC
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from vase_cli.eviction._scores import is_sink
 from vase_cli.eviction.base import CacheView, EvictionPolicy, check_at_least
 from vase_cli.ranking import largest
 
+By = Literal["count", "threshold"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProtectsOutliers(EvictionPolicy, ABC):
@@ -19,25 +22,62 @@ class ProtectsOutliers(EvictionPolicy, ABC):
     Attributes:
         n_large: how many tokens of each head are protected; none given is a quarter of the budget.
         sinks: first tokens of the text among them; their value range is small, so they are named.
+        outliers: count protects n_large tokens whatever their range; threshold only those above their head's
+            calibrated threshold, n_large at most, and gives up the other places.
     """
 
     n_large: int | None = None
     sinks: int = 4
+    outliers: By = "count"
 
-    def outliers(self, view: CacheView, ranges: Tensor) -> Tensor:
-        """(N, H, C) bool: the sinks and the largest of ``ranges``, (N, H, C) float32."""
-        count = view.budget // 4 if self.n_large is None else self.n_large
-        ranked = torch.where(is_sink(view, self.sinks), torch.inf, ranges)
-        return largest(ranked, min(count, view.budget - view.window))
+    @property
+    def reads_thresholds(self) -> bool:
+        """Whether outliers are told by a threshold."""
+        return self.outliers == "threshold"
+
+    def protected(self, view: CacheView, ranges: Tensor) -> Tensor:
+        """(N, H, C) bool: the sinks and the outliers among ``ranges``, (N, H, C) float32."""
+        return outlier_mask(view, ranges, self.n_large, self.sinks, self.outliers)
 
     def check(self, budget: int, window: int) -> None:
         """Refuse an ``n_large`` that does not fit beside the window, or does not hold the sinks."""
         check_at_least("sinks", self.sinks, 0)
-        if self.n_large is None:
-            return
-        check_at_least("n_large", self.n_large, self.sinks)
-        if self.n_large > budget - window:
-            raise ConfigError(
-                f"n_large is {self.n_large}: a budget of {budget} tokens with a window of {window} has "
-                f"{budget - window} places to choose for; set n_large to that or less"
-            )
+        check_n_large(self.n_large, self.sinks, budget, window)
+
+
+def outlier_mask(view: CacheView, ranges: Tensor, n_large: int | None, sinks: int, by: By) -> Tensor:
+    """The sinks and the tokens of largest range, ``n_large`` in all (None: a quarter of the budget).
+
+    Args:
+        view: what is cut.
+        ranges: (N, H, C) float32.
+        n_large, sinks: see :class:`ProtectsOutliers`.
+        by: "threshold" leaves out tokens whose range is not above their head's threshold.
+
+    Returns:
+        (N, H, C) bool.
+
+    Raises:
+        RuntimeError: thresholds are asked for and the view has none.
+    """
+    count = view.budget // 4 if n_large is None else n_large
+    first = is_sink(view, sinks)
+    ranked = torch.where(first, torch.inf, ranges)
+    mask = largest(ranked, min(count, view.budget - view.window))
+    if by == "count":
+        return mask
+    if view.thresholds is None:
+        raise RuntimeError("this method reads thresholds: the view must carry them")
+    return mask & (ranked > view.thresholds[..., None])
+
+
+def check_n_large(n_large: int | None, sinks: int, budget: int, window: int) -> None:
+    """Refuse an ``n_large`` that does not fit beside the window, or does not hold the sinks."""
+    if n_large is None:
+        return
+    check_at_least("n_large", n_large, sinks)
+    if n_large > budget - window:
+        raise ConfigError(
+            f"n_large is {n_large}: a budget of {budget} tokens with a window of {window} has "
+            f"{budget - window} places to choose for; set n_large to that or less"
+        )

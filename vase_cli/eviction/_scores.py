@@ -106,11 +106,13 @@ def _leverage(view: CacheView, projection: Tensor) -> Tensor:
     return nan_unless_finite(keys * values)
 
 
-def gaussian_projection(view: CacheView, rank: int, *counters: Tensor | int) -> Tensor:
-    """P, (N, D, rank) float32 with entries N(0, 1) / sqrt(rank), one for each item; equal counters, equal P."""
+def gaussian_projection(view: CacheView, rank: int, text_tokens: Tensor | None) -> Tensor:
+    """P, (N, D, rank) float32 with entries N(0, 1) / sqrt(rank), one for each item.
+
+    ``text_tokens``, (N,) int64, makes it another one at each cut; with None a sequence keeps its own.
+    """
     head_dim = view.keys.shape[-1]
-    entries = torch.arange(head_dim * rank, device=view.keys.device).reshape(1, head_dim, rank)
-    return view.noise.normal(*counters, entries) / math.sqrt(rank)
+    return view.noise.normal_numbers(head_dim * rank, text_tokens).view(-1, head_dim, rank) / math.sqrt(rank)
 
 
 def is_sink(view: CacheView, sinks: int) -> Tensor:

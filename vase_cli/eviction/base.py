@@ -31,8 +31,13 @@ class Noise(Protocol):
         """Standard Gumbel noise, float32, of the counters' broadcast shape."""
         ...
 
-    def normal(self, *counters: Tensor | int) -> Tensor:
-        """Standard normal noise, float32, of the counters' broadcast shape."""
+    def normal_numbers(self, count: int, text_tokens: Tensor | None) -> Tensor:
+        """The first ``count`` standard normal numbers of each item, (N, count) float32.
+
+        Args:
+            count: how many.
+            text_tokens: (N,) int64 for numbers of this cut; None for numbers that stay the same for the sequence.
+        """
         ...
 
     def token_gumbel(self, text_tokens: Tensor, positions: Tensor, rows: Tensor, candidates: int) -> Tensor:
@@ -77,6 +82,8 @@ class CacheView:
         rows: (N,) int64, which storage rows the items are; None for all of them, N = R.
         log_sums: (R, W, Hq) float32, log2 of the sum of exp(q·k / sqrt(D)) over the candidates for each of the
             queries, in their order; None where a cut must compute them itself.
+        thresholds: (N, H) float32, the value range above which a token of each item's heads is an outlier; None
+            for a model that was not calibrated.
     """
 
     keys: Tensor
@@ -91,6 +98,7 @@ class CacheView:
     slots: Tensor | None = None
     rows: Tensor | None = None
     log_sums: Tensor | None = None
+    thresholds: Tensor | None = None
 
     @property
     def candidates(self) -> int:
@@ -172,6 +180,11 @@ class EvictionPolicy(ABC):
     item's scores do not depend on N, and that ``keep_scores`` makes nothing as large as ``candidate_keys`` of all N."""
 
     protect_prompt: bool = False
+
+    @property
+    def reads_thresholds(self) -> bool:
+        """Whether a cut reads the view's ``thresholds``; such a method has an option ``outliers``."""
+        return False
 
     @abstractmethod
     def keep_scores(self, view: CacheView) -> Tensor:

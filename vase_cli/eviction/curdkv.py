@@ -29,7 +29,7 @@ class CurDKV(EvictionPolicy):
 
     def projection(self, view: CacheView) -> Tensor:
         """P, (N, D, rank) float32: the same at every cut of a sequence's layer, shared by its heads."""
-        return gaussian_projection(view, self.rank)
+        return gaussian_projection(view, self.rank, None)
 
     def check(self, budget: int, window: int) -> None:
         """Refuse an empty projection or a negative number of sinks."""

@@ -64,8 +64,8 @@ def rotate_and_append(
     Args:
         qkv: (B, (Hq + 2H) D), contiguous: the query heads, the key heads, the value heads.
         bias: ((Hq + 2H) D,), added first; None for none.
-        cos: (P, D) float32, rotations by position.
-        sin: (P, D) float32.
+        cos: (P, D), any float dtype, rotations by position.
+        sin: (P, D).
         text_positions: (B,) int64, below P.
         q_weight: (D,), RMS norm of each query head before the rotation; None for none.
         k_weight: (D,), the same of each key head.

@@ -158,6 +158,24 @@ def token_gumbel(
     return noise
 
 
+def sequence_uniforms(keys: Tensor, layers: Tensor, text_tokens: Tensor | None, count: int) -> Tensor:
+    """``randomness.uniform(key, layer[, text_tokens], number)`` for the first ``count`` numbers of each item.
+
+    Args:
+        keys: (N,) int64, the stream key of each item's sequence.
+        layers: (N,) int64, the layer of each item.
+        text_tokens: (N,) int64, the length of each item's text; None leaves it out.
+        count: how many.
+
+    Returns:
+        (N, count) float32, uniform in (0, 1).
+    """
+    uniforms = torch.empty((keys.shape[0], count), dtype=torch.float32, device=keys.device)
+    grid = (keys.shape[0], triton.cdiv(count, _ELEMENTS))
+    _sequence_uniforms[grid](keys, layers, text_tokens, uniforms, count, elements=_ELEMENTS)
+    return uniforms
+
+
 def _tile(states: Tensor) -> int:
     """Candidates whose states are one tile of memory traffic."""
     return _TILE_BYTES // (states.shape[3] * states.element_size())
@@ -304,6 +322,17 @@ def _token_gumbel(
     state = counted(state, head)
     out = noise + (item * heads + head).to(tl.int64) * candidates + token
     tl.store(out, gumbel(uniform(counted(state, position))), mask=valid)
+
+
+@triton.jit
+def _sequence_uniforms(keys, layers, text_tokens, uniforms, count, elements: tl.constexpr):
+    item = tl.program_id(0)
+    number = tl.program_id(1) * elements + tl.arange(0, elements)
+    state = mixed(tl.load(keys + item).to(tl.uint64))
+    state = counted(state, tl.load(layers + item))
+    if text_tokens is not None:
+        state = counted(state, tl.load(text_tokens + item))
+    tl.store(uniforms + item.to(tl.int64) * count + number, uniform(counted(state, number)), mask=number < count)
 
 
 @triton.jit
