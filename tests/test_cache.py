@@ -69,7 +69,7 @@ def test_evict_keeps_the_best_where_they_stand_and_moves_the_window_into_the_hol
     text_tokens = torch.tensor([70, 71, 90])
     scores = torch.randn(3, 2, budget, generator=generator).round(decimals=0)
     first = None if named is None else torch.rand(3, 2, budget, generator=generator) < named
-    cache.evict(scores, first, rows, text_tokens)
+    cache.evict(scores, first, rows, text_tokens, torch.full((2,), 3, dtype=torch.int32))
     for layer, row, head in itertools.product(range(3), range(4), range(2)):
         old = {name: before[name][layer, row] for name in FIELDS[:4]}
         new = {name: getattr(cache, name)[layer, row] for name in FIELDS[:4]}
@@ -197,6 +197,7 @@ def test_nothing_that_is_kept_moves_when_rows_are_used():
     cache.write(slice(0, 1), 0, torch.ones(1, 2, 2, 6), torch.ones(1, 2, 2, 6))
     cache.write_positions(slice(0, 1), 0, torch.ones(1, 2, 2, dtype=torch.int32), 2)
     cache.reset(0)
-    cache.evict(torch.ones(1, 2, 8), None, torch.tensor([0]), torch.tensor([11]))
+    bad_layers = torch.full((1,), 3, dtype=torch.int32)
+    cache.evict(torch.ones(1, 2, 8), None, torch.tensor([0]), torch.tensor([11]), bad_layers)
     cache.clear(0)
     assert {name: getattr(cache, name).data_ptr() for name in FIELDS} == places

@@ -394,3 +394,36 @@ def test_positions_may_be_expanded(counters: Callable[[int], list[Tensor]]) -> N
     expanded = scores.token_gumbel(keys, layers, text_tokens, row.expand(2, HEADS, 50), rows, 43)
     dense = scores.token_gumbel(keys, layers, text_tokens, row.repeat(2, HEADS, 1), rows, 43)
     assert torch.equal(expanded, dense)
+
+
+def test_noise_takes_the_logarithms_of_weights_along(counters: Callable[[int], list[Tensor]]) -> None:
+    keys, layers, text_tokens, *_ = counters(3)
+    positions = torch.arange(90, dtype=torch.int32, device=DEVICE).repeat(3, 2, 1)
+    rows = torch.tensor([1, 0, 2], device=DEVICE)
+    weights = torch.rand(3, 2, 70, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    weights[0, 0, :3] = torch.tensor([0.0, 1e-40, math.nan])
+    noise = SequenceNoise(keys, layers)
+    found = noise.token_gumbel(text_tokens, positions, rows, 70, weights)
+    expected = noise.token_gumbel(text_tokens, positions, rows, 70) + weights.clamp_min(1e-37).log()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=2e-6, equal_nan=True)
+    assert found[0, 0, 2].isnan() and found.isnan().sum() == 1
+
+
+@pytest.mark.parametrize("candidates", [5, 1024, 1500])
+def test_protected_scores_are_infinite_unless_they_are_no_numbers(candidates: int) -> None:
+    scored = torch.randn(2, 3, candidates, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    checked, mask = scored.flip(0).clone(), (scored > 0.5).to(DEVICE)
+    mask[..., :3] = True
+    scored[0, 1, 1] = math.nan
+    checked[1, 2, 2] = math.nan
+    for other in (None, checked):
+        expected = scored if other is None else scored + 0.0 * other
+        expected = torch.where(mask & ~expected.isnan(), math.inf, expected)
+        assert torch.equal(scores.protect(scored, mask, other).nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
+    positions = (torch.arange(candidates + 9, dtype=torch.int32, device=DEVICE) * 2).repeat(4, 3, 1)
+    rows = torch.tensor([3, 1], device=DEVICE)
+    expected = scored.clone()
+    expected[..., :2] = math.inf  # positions 0 and 2
+    expected[0, 1, 1] = math.nan
+    found = scores.protect_sinks(scored, positions, rows, 4)
+    assert torch.equal(found.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))

@@ -74,6 +74,11 @@ def make_cache(budget: int, window: int, head_dim: int, dtype: torch.dtype) -> S
     return cache
 
 
+def no_bad_layers() -> torch.Tensor:
+    """For three sequences of two layers."""
+    return torch.full((3,), 2, dtype=torch.int32, device=DEVICE)
+
+
 SIZES = [(2, 1), (5, 4), (64, 16), (129, 8), (300, 64), (2300, 7)]
 
 
@@ -97,9 +102,9 @@ def test_evict_changes_the_cache_as_its_twin(
     if named is not None:
         first = (torch.rand(scores.shape, generator=torch.Generator().manual_seed(1)) < named).to(DEVICE)
     cache, twin = (make_cache(budget, window, head_dim, dtype) for _ in range(2))
-    cache.evict(scores, first, rows, text_tokens)
+    cache.evict(scores, first, rows, text_tokens, no_bad_layers())
     monkeypatch.setattr(kernels, "usable", lambda tensor: False)
-    twin.evict(scores, first, rows, text_tokens)
+    twin.evict(scores, first, rows, text_tokens, no_bad_layers())
     for name in FIELDS[:-1]:
         assert torch.equal(getattr(cache, name), getattr(twin, name)), name
 
@@ -109,18 +114,39 @@ def test_scores_that_are_not_numbers_leave_every_token_one_slot():
     scores = draw_scores(1, 2, 64).to(DEVICE)
     scores[..., ::3] = math.nan
     scores[..., 1::3] = -math.nan
-    cache.evict(scores, None, torch.tensor([3], device=DEVICE), torch.tensor([500], device=DEVICE))
+    rows, text_tokens = torch.tensor([3], device=DEVICE), torch.tensor([500], device=DEVICE)
+    cache.evict(scores, None, rows, text_tokens, no_bad_layers())
     slots = cache.slots[1, 0].cpu()
     assert torch.equal(slots.sort(dim=-1).values, torch.arange(80, dtype=torch.int32).expand(2, 80))
+
+
+@pytest.mark.parametrize("first_item", [0, 1])
+def test_the_first_layer_with_a_score_that_is_no_number_is_noted(first_item: int, monkeypatch: pytest.MonkeyPatch):
+    """Items 1 and 4, numbered sequence by sequence: layer 1 of the first and layer 0 of the third sequence."""
+    rows = torch.tensor([0, 3, 1, 4, 2, 5], device=DEVICE)[first_item:]
+    text_tokens = torch.full_like(rows, 500)
+    scores = draw_scores(6, 2, 129)
+    scores[1, 1, 128] = math.nan
+    scores[4, 0, 5] = -math.nan
+    scores[5, 1, 7] = math.nan
+    scores[2, 0, 3] = math.inf
+    found = []
+    for usable in (kernels.usable, lambda tensor: False):
+        monkeypatch.setattr(kernels, "usable", usable)
+        bad_layers = no_bad_layers()
+        cache = make_cache(129, 8, 16, torch.float32)
+        cache.evict(scores[first_item:].to(DEVICE), None, rows, text_tokens, bad_layers, first_item)
+        found.append(bad_layers.tolist())
+    assert found == [[1, 2, 0], [1, 2, 0]]
 
 
 def test_an_item_does_not_depend_on_the_others():
     scores, text_tokens = draw_scores(4, 2, 129).to(DEVICE), torch.tensor([500, 600, 700, 800], device=DEVICE)
     rows = torch.tensor([5, 2, 0, 4], device=DEVICE)
     together, apart = (make_cache(129, 8, 16, torch.float32) for _ in range(2))
-    together.evict(scores, None, rows, text_tokens)
+    together.evict(scores, None, rows, text_tokens, no_bad_layers())
     for item in range(4):
         one = slice(item, item + 1)
-        apart.evict(scores[one], None, rows[one], text_tokens[one])
+        apart.evict(scores[one], None, rows[one], text_tokens[one], no_bad_layers())
     for name in FIELDS[:-1]:
         assert torch.equal(getattr(together, name), getattr(apart, name)), name

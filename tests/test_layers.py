@@ -16,16 +16,17 @@ PACKAGE = REPOSITORY / "vase_cli"
 # From left to right: a module imports only from rows below its own, and a package from itself.
 ORDER = [
     ["cli"],
+    ["calibrate", "validation"],
     ["evaluate", "bench"],
     ["assembly", "machine", "grading"],
-    ["engine", "catalog", "memory", "random_weights"],
+    ["engine", "catalog", "memory", "random_weights", "thresholds", "calibration_tokens"],
     ["decoding", "engine_settings"],
-    ["models", "method_options", "report", "comparison", "run_folder"],
-    ["fused", "compiled"],
+    ["models", "method_options", "report", "comparison", "run_folder", "calibration_folder", "calibration_table"],
+    ["fused", "compiled", "tensor_files", "threshold_facts", "value_statistics"],
     ["forward", "sampling", "run_files"],
     ["cut", "config", "accuracy", "report_schema"],
     ["architecture"],
-    ["cache", "attention", "eviction", "tasks", "graders", "_yaml", "budget", "randomness", "repetition"],
+    ["cache", "attention", "eviction", "tasks", "graders", "_yaml", "budget", "randomness", "repetition", "quantiles"],
     ["plugins", "ranking", "environment", "device"],
     ["errors", "generation", "kernels"],
 ]
@@ -42,14 +43,16 @@ OWN = {
 
 # Where torch may be loaded with the module; elsewhere it waits inside a function.
 WITH_TORCH = {
-    "assembly", "attention", "bench", "cache", "compiled", "cut", "decoding", "device", "engine", "eviction",
-    "forward", "fused", "kernels", "models", "random_weights", "randomness", "ranking", "sampling",
+    "assembly", "attention", "bench", "cache", "calibrate", "calibration_folder", "calibration_table",
+    "calibration_tokens", "compiled", "cut", "decoding", "device", "engine", "eviction", "forward", "fused", "kernels",
+    "models", "quantiles", "random_weights", "randomness", "ranking", "sampling", "tensor_files", "thresholds",
+    "value_statistics",
 }  # fmt: skip
 # Where torch has no place at all.
 WITHOUT_TORCH = {
     "_yaml", "accuracy", "architecture", "budget", "catalog", "comparison", "config", "engine_settings", "environment",
     "errors", "evaluate", "generation", "graders", "grading", "memory", "method_options", "plugins", "repetition",
-    "report", "report_schema", "run_files", "run_folder", "tasks",
+    "report", "report_schema", "run_files", "run_folder", "tasks", "threshold_facts", "validation",
 }  # fmt: skip
 
 # Who may import what of others, and whether only inside a function.
@@ -67,7 +70,7 @@ OTHERS = {
     "latex2sympy2_extended": ({"graders/_math_equal"}, True),
     "sympy": ({"graders/_math_equal"}, True),
     "huggingface_hub": ({"models", "cli/doctor", "tasks/_hub"}, True),
-    "safetensors": ({"models"}, True),
+    "safetensors": ({"models", "tensor_files"}, True),
     "yaml": ({"_yaml"}, False),
     "numpy": (set(), True),
 }
@@ -212,8 +215,8 @@ def test_rich_waits_until_something_is_drawn():
 
 
 def test_modules_without_torch_load_none():
-    """All but ``evaluate``, which brings the engine with it and is imported by the commands that run it."""
-    light = (WITHOUT_TORCH | {"cli", "machine"}) - {"evaluate"}
+    """All but those that bring the engine with them and are imported by the commands that run it."""
+    light = (WITHOUT_TORCH | {"cli", "machine"}) - {"evaluate", "validation"}
     modules = [
         path.relative_to(REPOSITORY).with_suffix("").as_posix().replace("/", ".")
         for path in sorted(PACKAGE.rglob("*.py"))

@@ -147,7 +147,15 @@ class StaticCache:
             places = torch.arange(first_position, first_position + queries.shape[0], device=queries.device)
             self.queries[layer, row, places % self.shape.query_window] = queries
 
-    def evict(self, scores: Tensor, first: Tensor | None, rows: Tensor, text_tokens: Tensor) -> None:
+    def evict(
+        self,
+        scores: Tensor,
+        first: Tensor | None,
+        rows: Tensor,
+        text_tokens: Tensor,
+        bad_layers: Tensor,
+        first_item: int = 0,
+    ) -> None:
         """Cut full rows back to C tokens in each head: the window and the C - W best of the candidates stay.
 
         Candidates that stay do not move. The window's tokens, which stand in the last W storage slots, move into those
@@ -158,6 +166,8 @@ class StaticCache:
             first: (N, H, C) bool, what stays before all the rest; None for nothing.
             rows: (N,) int64, which of R to cut, each once: layer * B + row.
             text_tokens: (N,) int64, length of the text that each row holds tokens of.
+            bad_layers: one int32 for each sequence, lowered to the first layer whose scores hold a NaN.
+            first_item: the number of the first item, where items are numbered sequence by sequence, layer by layer.
         """
         shape = self.shape
         budget = scores.shape[-1]
@@ -169,8 +179,14 @@ class StaticCache:
             from vase_cli.kernels import selection
 
             if budget <= selection.LONGEST:
-                selection.evict(scores, first, slots, positions, keys, values, rows, text_tokens, budget, window)
+                selection.evict(
+                    scores, first, slots, positions, keys, values, rows, text_tokens, bad_layers, first_item,
+                    shape.layers, budget, window,
+                )  # fmt: skip
                 return
+        numbers = torch.arange(first_item, first_item + rows.shape[0], device=rows.device)
+        bad = torch.where(scores.isnan().flatten(1).any(dim=1), numbers % shape.layers, shape.layers)
+        bad_layers.scatter_reduce_(0, numbers // shape.layers, bad.int(), "amin")
         kept = budget - window
         evicted = torch.ones_like(scores, dtype=torch.bool).scatter_(-1, best(scores, kept, first=first), False)
         order = evicted.byte().argsort(dim=-1, stable=True)  # what stays, then what goes, each in text order

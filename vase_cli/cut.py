@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from vase_cli.cache import CacheShape, StaticCache
-from vase_cli.eviction.base import CacheView, EvictionPolicy, finite_items, served_by_kernels
+from vase_cli.eviction.base import CacheView, EvictionPolicy, served_by_kernels
 from vase_cli.randomness import SequenceNoise
 
 _WORKING_BYTES = 256 * 2**20
-_PROMPT_BYTES = 128 * 2**20
+_PROMPT_BYTES = 48 * 2**20
 """Keys and values of a prompt that wait for their cut."""
 _MOST_REPLAYS = 4
 """Rows that are cut one by one through a graph; more of them are faster as one batch."""
@@ -58,6 +58,7 @@ class Cutter:
         self._batches = policy.batches and served_by_kernels(cache.keys)
         self._items_at_once = max(1, _WORKING_BYTES // _item_bytes(cache.shape, self._batches))
         self._layers = torch.arange(cache.shape.layers, device=cache.keys.device)
+        self._first_rows = self._layers * cache.shape.slots
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def prepare(self) -> None:
@@ -91,26 +92,28 @@ class Cutter:
         """
         if not subjects:
             return torch.empty(0, dtype=torch.int32, device=self._layers.device)
-        numbers = self._on_device(
+        numbers = torch.tensor(
             [[subject.row, subject.noise_key, subject.prompt_tokens, subject.text_tokens] for subject in subjects]
         )
+        if self._layers.is_cuda:
+            numbers = numbers.pin_memory()
         if self._graph is None or len(subjects) > _MOST_REPLAYS:
-            return self._cut(numbers)
-        bad_layers = torch.empty(len(subjects), dtype=torch.int32, device=numbers.device)
+            return self._cut(numbers.to(self._layers.device, non_blocking=True))
+        bad_layers = []
         for index in range(len(subjects)):
-            self._numbers.copy_(numbers[index : index + 1])
+            self._numbers.copy_(numbers[index : index + 1], non_blocking=True)
             self._graph.replay()
-            bad_layers[index : index + 1] = self._bad_layer
-        return bad_layers
+            bad_layers.append(self._bad_layer.clone())
+        return bad_layers[0] if len(subjects) == 1 else torch.cat(bad_layers)
 
     def _cut(self, numbers: Tensor) -> Tensor:
         """See :meth:`cut`: (n, 4) int64, each subject's row, noise key, prompt tokens and text tokens."""
         shape, subjects = self._cache.shape, numbers.shape[0]
         # Items are numbered subject by subject, layer by layer.
-        rows = (self._layers * shape.slots + numbers[:, :1]).flatten()
-        layers = self._layers.repeat(subjects)
+        rows = (self._first_rows + numbers[:, :1]).flatten()
+        layers = self._layers if subjects == 1 else self._layers.repeat(subjects)
         noise_keys, prompt_tokens, text_tokens = numbers.T[1:, :, None].repeat(1, 1, shape.layers).flatten(1)
-        finite = torch.ones(rows.shape, dtype=torch.bool, device=rows.device)
+        bad_layers = torch.full((subjects,), shape.layers, dtype=torch.int32, device=rows.device)
         for items in self._batches_of(subjects):
             view = CacheView(
                 keys=self._cache.keys.flatten(0, 1),
@@ -123,14 +126,13 @@ class Cutter:
                 window=self.window,
                 noise=SequenceNoise(noise_keys[items], layers[items]),
                 slots=self._cache.slots.flatten(0, 1),
-                log_sums=None if self._cache.log_sums is None else self._cache.log_sums.flatten(0, 1),
                 rows=rows[items],
+                log_sums=None if self._cache.log_sums is None else self._cache.log_sums.flatten(0, 1),
             )
             scores = self.policy.keep_scores(view)
-            finite[items] = finite_items(scores)
-            self._cache.evict(scores, self.policy.prompt_mask(view), rows[items], text_tokens[items])
-        bad_layers = torch.where(finite.view(-1, shape.layers), shape.layers, self._layers)
-        return bad_layers.amin(dim=1).int()
+            mask = self.policy.prompt_mask(view)
+            self._cache.evict(scores, mask, rows[items], text_tokens[items], bad_layers, items.start)
+        return bad_layers
 
     def prompt_layers_at_once(self, tokens: int) -> int:
         """How many layers' states of a prompt of so many tokens are kept and cut together."""
@@ -183,12 +185,6 @@ class Cutter:
         for start in range(0, subjects * layers, group):
             for first in range(start, start + group, self._items_at_once):
                 yield slice(first, min(first + self._items_at_once, start + group))
-
-    def _on_device(self, numbers: list[list[int]]) -> Tensor:
-        """int64 from the host, without waiting for the device."""
-        tensor = torch.tensor(numbers, dtype=torch.int64)
-        device = self._layers.device
-        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _item_bytes(shape: CacheShape, served_by_kernels: bool) -> int:

@@ -34,6 +34,8 @@ _KERNEL_BYTES_PER_LOGIT = 4
 _CUT_WORKING_BYTES = 3 * 256 * 2**20
 _KERNEL_CUT_WORKING_BYTES = 256 * 2**20
 _KERNEL_BYTES_PER_SCORE = 32
+_KERNEL_PROMPT_CUT_BYTES = 3 * 48 * 2**20
+"""Of a prompt longer than a row: states that wait for their cut, side by side, and what stays of them."""
 _KERNEL_WORKSPACE_BYTES = 48 * 2**20
 """What the vendor's matrix products keep for themselves on a GPU, and the rotations of all positions."""
 
@@ -152,7 +154,8 @@ def _prompt_bytes(facts: "ModelFacts", shape: "CacheShape", tokens: int, *, kern
         return tokens * shape.element_bytes * (4 * facts.hidden + 3 * facts.mlp + 2 * (queries + states))
     attention = tokens * (2 * facts.hidden + 3 * queries + 2 * states)
     mlp = tokens * (4 * facts.hidden + queries) + min(tokens, _MLP_TOKENS_AT_ONCE) * 3 * facts.mlp
-    return max(attention, mlp) * shape.element_bytes
+    cut = _KERNEL_PROMPT_CUT_BYTES if tokens > shape.tokens else 0
+    return max(attention, mlp) * shape.element_bytes + cut
 
 
 def available_ram_bytes() -> int:

@@ -38,6 +38,7 @@ from vase_cli.fused import FusedForward, fuse
 _INTERFACE = "vase"
 _STEP = "vase_step"
 _DIGEST_BYTES = 2**20
+_MOST_RESERVED_TOKENS = 2**17
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -213,6 +214,10 @@ class ChatTokenizer:
         )
         return text
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself, special tokens too."""
+        return [str(self._tokenizer.decode([one], clean_up_tokenization_spaces=False)) for one in token_ids]
+
 
 class LanguageModel:
     """A loaded model.
@@ -261,9 +266,9 @@ class LanguageModel:
         self._compiled = CompiledForward(forward) if on else None
 
     def reserve(self, tokens: int) -> None:
-        """Be ready for texts of so many tokens."""
+        """Be ready for texts of so many tokens, and of as many as the model is made for: that takes little."""
         if self._fused is not None:
-            self._fused.reserve(tokens)
+            self._fused.reserve(max(tokens, min(self.facts.max_tokens or 0, _MOST_RESERVED_TOKENS)))
 
     def prefill(self, token_ids: Tensor, step: ForwardStep) -> Tensor:
         """One prompt, (T,) int64, to the logits of its last token, (1, V)."""

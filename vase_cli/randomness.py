@@ -22,6 +22,7 @@ _INCREMENT = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit intege
 _MULTIPLIER_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
+_SMALLEST_WEIGHT = 1e-37  # the log of a weight that underflowed to zero stays finite: drawn last, but drawn
 
 
 def stream_key(seed: int, problem_id: str, sample: int, stream: Stream) -> int:
@@ -108,7 +109,9 @@ class SequenceNoise:
         numbers = torch.arange(count, device=self._keys.device)[None]
         return normal(self._uniform((numbers,) if text_tokens is None else (text_tokens[:, None], numbers)))
 
-    def token_gumbel(self, text_tokens: Tensor, positions: Tensor, rows: Tensor, candidates: int) -> Tensor:
+    def token_gumbel(
+        self, text_tokens: Tensor, positions: Tensor, rows: Tensor, candidates: int, weights: Tensor | None = None
+    ) -> Tensor:
         """``gumbel(text_tokens, head, position)`` of each head's first ``candidates`` tokens, (N, H, C) float32.
 
         Args:
@@ -116,13 +119,15 @@ class SequenceNoise:
             positions: (R, H, S) int32, in text order.
             rows: (N,) int64, which of R the items are.
             candidates: C.
+            weights: (N, H, C) float32, not negative, whose logarithms are added; None for none.
         """
         if kernels.usable(positions):
             from vase_cli.kernels import scores
 
-            return scores.token_gumbel(self._keys, self._layers, text_tokens, positions, rows, candidates)
+            return scores.token_gumbel(self._keys, self._layers, text_tokens, positions, rows, candidates, weights)
         heads = torch.arange(positions.shape[1], device=positions.device)
-        return self.gumbel(text_tokens[:, None, None], heads[:, None], positions[..., :candidates][rows].long())
+        noise = self.gumbel(text_tokens[:, None, None], heads[:, None], positions[..., :candidates][rows].long())
+        return noise if weights is None else weights.clamp_min(_SMALLEST_WEIGHT).log() + noise
 
     def _uniform(self, counters: tuple[Tensor | int, ...]) -> Tensor:
         dimensions = max((counter.dim() for counter in counters if isinstance(counter, Tensor)), default=1)

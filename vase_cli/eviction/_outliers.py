@@ -4,11 +4,10 @@ from abc import ABC
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from vase_cli.errors import ConfigError
-from vase_cli.eviction._scores import is_sink
+from vase_cli.eviction._scores import protect_sinks
 from vase_cli.eviction.base import CacheView, EvictionPolicy, check_at_least
 from vase_cli.ranking import largest
 
@@ -61,8 +60,7 @@ def outlier_mask(view: CacheView, ranges: Tensor, n_large: int | None, sinks: in
         RuntimeError: thresholds are asked for and the view has none.
     """
     count = view.budget // 4 if n_large is None else n_large
-    first = is_sink(view, sinks)
-    ranked = torch.where(first, torch.inf, ranges)
+    ranked = protect_sinks(view, ranges, sinks)
     mask = largest(ranked, min(count, view.budget - view.window))
     if by == "count":
         return mask

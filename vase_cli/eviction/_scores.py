@@ -10,10 +10,10 @@ import math
 import torch
 from torch import Tensor
 
+from vase_cli import kernels
 from vase_cli.eviction.base import CacheView, served_by_kernels
 
 _WIDEST_KERNEL_PROJECTION = 64
-_SMALLEST_WEIGHT = 1e-37  # the log of a weight that underflowed to zero stays finite: drawn last, but drawn
 
 
 def nan_unless_finite(scores: Tensor) -> Tensor:
@@ -120,21 +120,35 @@ def is_sink(view: CacheView, sinks: int) -> Tensor:
     return view.positions_below(sinks)
 
 
-def sampled(view: CacheView, weights: Tensor) -> Tensor:
+def sampled(view: CacheView, weights: Tensor | None) -> Tensor:
     """Scores whose top K is a sample without replacement in proportion to ``weights``.
 
     ``log w`` plus Gumbel noise (Gumbel-top-k, arXiv 1903.06059), drawn anew at each cut.
 
     Args:
-        weights: (N, H, C) float32, not negative.
+        weights: (N, H, C) float32, not negative; None for equal ones.
 
     Returns:
         (N, H, C) float32.
     """
-    noise = view.noise.token_gumbel(view.text_tokens, view.positions, view.item_rows, view.candidates)
-    return weights.clamp_min(_SMALLEST_WEIGHT).log() + noise
+    return view.noise.token_gumbel(view.text_tokens, view.positions, view.item_rows, view.candidates, weights)
 
 
-def protect(scores: Tensor, mask: Tensor) -> Tensor:
-    """``scores`` with ``inf`` where ``mask`` is set, NaN kept."""
+def protect(scores: Tensor, mask: Tensor, checked: Tensor | None = None) -> Tensor:
+    """``scores`` with ``inf`` where ``mask`` is set; NaN where they, or the other scores ``checked``, are NaN."""
+    if kernels.usable(scores):
+        from vase_cli.kernels import scores as score_kernels
+
+        return score_kernels.protect(scores, mask, checked)
+    if checked is not None:
+        scores = scores + 0.0 * checked
     return torch.where(mask & ~scores.isnan(), torch.inf, scores)
+
+
+def protect_sinks(view: CacheView, scores: Tensor, sinks: int) -> Tensor:
+    """``scores``, (N, H, C), with ``inf`` at the first ``sinks`` tokens of the text, NaN kept."""
+    if kernels.usable(scores):
+        from vase_cli.kernels import scores as score_kernels
+
+        return score_kernels.protect_sinks(scores, view.positions, view.item_rows, sinks)
+    return protect(scores, is_sink(view, sinks))

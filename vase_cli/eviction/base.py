@@ -40,7 +40,9 @@ class Noise(Protocol):
         """
         ...
 
-    def token_gumbel(self, text_tokens: Tensor, positions: Tensor, rows: Tensor, candidates: int) -> Tensor:
+    def token_gumbel(
+        self, text_tokens: Tensor, positions: Tensor, rows: Tensor, candidates: int, weights: Tensor | None = None
+    ) -> Tensor:
         """``gumbel(text_tokens, head, position)`` of each candidate.
 
         Args:
@@ -48,6 +50,7 @@ class Noise(Protocol):
             positions: (R, H, S) int32.
             rows: (N,) int64, which of R the items are.
             candidates: C, the first of S.
+            weights: (N, H, C) float32, not negative, whose logarithms are added; None for none.
 
         Returns:
             (N, H, C) float32.

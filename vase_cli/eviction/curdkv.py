@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from vase_cli.eviction._scores import gaussian_projection, is_sink, leverage, protect
+from vase_cli.eviction._scores import gaussian_projection, leverage, protect_sinks
 from vase_cli.eviction.base import CacheView, EvictionPolicy, check_at_least
 
 
@@ -25,7 +25,7 @@ class CurDKV(EvictionPolicy):
 
     def keep_scores(self, view: CacheView) -> Tensor:
         """The leverage; sinks are protected."""
-        return protect(leverage(view, self.projection(view)), is_sink(view, self.sinks))
+        return protect_sinks(view, leverage(view, self.projection(view)), self.sinks)
 
     def projection(self, view: CacheView) -> Tensor:
         """P, (N, D, rank) float32: the same at every cut of a sequence's layer, shared by its heads."""

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from vase_cli.eviction._scores import sampled
@@ -19,7 +18,7 @@ class Random(EvictionPolicy):
 
     def keep_scores(self, view: CacheView) -> Tensor:
         """The same weight for every candidate."""
-        return sampled(view, torch.ones_like(view.candidate_positions, dtype=torch.float32))
+        return sampled(view, None)
 
 
 METHOD = Random

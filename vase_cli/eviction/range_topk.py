@@ -27,7 +27,7 @@ class RangeTopK(ProtectsOutliers):
         """The window attention; outliers are protected."""
         ranges = value_range(view)
         scores = window_attention(view, smooth=self.smooth)
-        return protect(scores + 0.0 * ranges, self.protected(view, ranges))
+        return protect(scores, self.protected(view, ranges), ranges)
 
 
 METHOD = RangeTopK

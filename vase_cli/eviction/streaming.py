@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from vase_cli.eviction._scores import is_sink, protect
+from vase_cli.eviction._scores import protect_sinks
 from vase_cli.eviction.base import CacheView, EvictionPolicy, check_at_least
 
 
@@ -23,7 +23,7 @@ class Streaming(EvictionPolicy):
 
     def keep_scores(self, view: CacheView) -> Tensor:
         """The later, the better; sinks are protected."""
-        return protect(view.candidate_positions.float(), is_sink(view, self.sinks))
+        return protect_sinks(view, view.candidate_positions.float(), self.sinks)
 
     def check(self, budget: int, window: int) -> None:
         """Refuse a negative number of sinks."""

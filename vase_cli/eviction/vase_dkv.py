@@ -50,7 +50,9 @@ class VaseDKV(CurDKV):
         super().check(budget, window)
         if self.outliers == "none":
             if self.n_large is not None:
-                raise ConfigError("n_large: nothing is counted while outliers is none; add outliers=count or leave it out")
+                raise ConfigError(
+                    "n_large: nothing is counted while outliers is none; add outliers=count or leave it out"
+                )
             return
         check_n_large(self.n_large, self.sinks, budget, window)
 

@@ -131,7 +131,13 @@ def redundancy(keys: Tensor, rows: Tensor, slots: Tensor | None, candidates: int
 
 
 def token_gumbel(
-    keys: Tensor, layers: Tensor, text_tokens: Tensor, positions: Tensor, rows: Tensor, candidates: int
+    keys: Tensor,
+    layers: Tensor,
+    text_tokens: Tensor,
+    positions: Tensor,
+    rows: Tensor,
+    candidates: int,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """The noise of each candidate: ``SequenceNoise(keys, layers).gumbel(text_tokens, head, position)``.
 
@@ -144,6 +150,7 @@ def token_gumbel(
         positions: (R, H, S) int32, text positions in text order.
         rows: (N,) int64.
         candidates: C.
+        weights: (N, H, C) float32, not negative, whose logarithms are added; None for none.
 
     Returns:
         (N, H, C) float32, standard Gumbel noise.
@@ -152,10 +159,47 @@ def token_gumbel(
     noise = torch.empty((items, heads, candidates), dtype=torch.float32, device=positions.device)
     blocks = triton.cdiv(candidates, _ELEMENTS)
     _token_gumbel[(items * heads * blocks,)](
-        keys, layers, text_tokens, positions, rows, noise, *positions.stride()[:2], candidates, blocks,
-        heads=heads, elements=_ELEMENTS,
+        keys, layers, text_tokens, positions, rows, None if weights is None else weights.contiguous(), noise,
+        *positions.stride()[:2], candidates, blocks, heads=heads, elements=_ELEMENTS,
     )  # fmt: skip
     return noise
+
+
+def protect(scores: Tensor, mask: Tensor, checked: Tensor | None) -> Tensor:
+    """``scores`` with ``inf`` where ``mask`` is set; NaN where they, or ``checked``, are NaN. All (N, H, C)."""
+    out = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
+    elements = scores.numel()
+    _protect[(triton.cdiv(elements, _ELEMENTS),)](
+        scores.contiguous(),
+        mask.contiguous(),
+        None if checked is None else checked.contiguous(),
+        out,
+        elements,
+        block=_ELEMENTS,
+    )
+    return out
+
+
+def protect_sinks(scores: Tensor, positions: Tensor, rows: Tensor, sinks: int) -> Tensor:
+    """``scores``, (N, H, C), with ``inf`` at the text positions below ``sinks``, NaN kept.
+
+    Args:
+        scores: (N, H, C) float32 in text order.
+        positions: (R, H, S) int32, text positions in text order.
+        rows: (N,) int64.
+        sinks: how many.
+
+    Returns:
+        (N, H, C) float32.
+    """
+    items, heads, candidates = scores.shape
+    out = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
+    blocks = triton.cdiv(candidates, _ELEMENTS)
+    _protect_sinks[(items * heads * blocks,)](
+        scores.contiguous(), positions, rows, out, *positions.stride()[:2], sinks, candidates, blocks,
+        heads=heads, elements=_ELEMENTS,
+    )  # fmt: skip
+    return out
 
 
 def sequence_uniforms(keys: Tensor, layers: Tensor, text_tokens: Tensor | None, count: int) -> Tensor:
@@ -184,7 +228,7 @@ def _tile(states: Tensor) -> int:
 def _leverage_tiles(states: Tensor) -> LeverageTiles:
     if states.dtype != torch.bfloat16:
         return LeverageTiles(32, 1024, 4, 1)
-    return LeverageTiles(64, 1024, 4, 3, pieces=2)
+    return LeverageTiles(64, 512, 4, 3, pieces=2)
 
 
 @triton.jit
@@ -308,7 +352,7 @@ def _divide_by_sum(
 
 @triton.jit
 def _token_gumbel(
-    keys, layers, text_tokens, positions, rows, noise, position_row, position_head, candidates, blocks,
+    keys, layers, text_tokens, positions, rows, weights, noise, position_row, position_head, candidates, blocks,
     heads: tl.constexpr, elements: tl.constexpr,
 ):  # fmt: skip
     item, block, head = _program(blocks, heads)
@@ -320,8 +364,41 @@ def _token_gumbel(
     state = counted(state, tl.load(layers + item))
     state = counted(state, tl.load(text_tokens + item))
     state = counted(state, head)
-    out = noise + (item * heads + head).to(tl.int64) * candidates + token
-    tl.store(out, gumbel(uniform(counted(state, position))), mask=valid)
+    at = (item * heads + head).to(tl.int64) * candidates + token
+    score = gumbel(uniform(counted(state, position)))
+    if weights is not None:
+        weight = tl.load(weights + at, mask=valid, other=1.0)
+        score += tl.log(tl.where(weight < 1e-37, 1e-37, weight))
+    tl.store(noise + at, score, mask=valid)
+
+
+@triton.jit
+def _protect(scores, mask, checked, out, elements, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < elements
+    score = tl.load(scores + at, mask=inside)
+    named = tl.load(mask + at, mask=inside, other=0) != 0
+    score = tl.where(named & (score == score), float("inf"), score)
+    if checked is not None:
+        other = tl.load(checked + at, mask=inside)
+        score = tl.where(other == other, score, float("nan"))
+    tl.store(out + at, score, mask=inside)
+
+
+@triton.jit
+def _protect_sinks(
+    scores, positions, rows, out, position_row, position_head, sinks, candidates, blocks,
+    heads: tl.constexpr, elements: tl.constexpr,
+):  # fmt: skip
+    item, block, head = _program(blocks, heads)
+    row = tl.load(rows + item)
+    token = block * elements + tl.arange(0, elements)
+    valid = token < candidates
+    position = tl.load(positions + row * position_row + head * position_head + token, mask=valid, other=0)
+    at = (item * heads + head).to(tl.int64) * candidates + token
+    score = tl.load(scores + at, mask=valid)
+    score = tl.where((position < sinks) & (score == score), float("inf"), score)
+    tl.store(out + at, score, mask=valid)
 
 
 @triton.jit

@@ -92,8 +92,8 @@ def _largest_kernel(scores, chosen, candidates, count, block: tl.constexpr, tile
 
 @triton.jit
 def _evict_kernel(
-    scores, first, slots, positions, keys, values, rows, text_tokens, holes, heads, candidates, head_dim,
-    window: tl.constexpr, has_first: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+    scores, first, slots, positions, keys, values, rows, text_tokens, holes, bad_layers, first_item, layers, heads,
+    candidates, head_dim, window: tl.constexpr, has_first: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
     window_block: tl.constexpr, head_block: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0).to(tl.int64)
@@ -110,11 +110,13 @@ def _evict_kernel(
     fits, threshold, places = _search(scores, first, candidates, kept, has_first, block)
     # A kept token's place is never behind it, so that a tile overwrites no tile after it.
     kept_before = tl.zeros((), dtype=tl.int32)
+    not_numbers = tl.zeros((), dtype=tl.int32)
     for begin in range(0, block, tile):
         offsets = begin + tl.arange(0, tile)
         loaded, named, inside = _loaded(scores, first, offsets, candidates, has_first)
         stays, equal = _stays(loaded, named, inside, fits, threshold, places, has_first)
         places -= tl.sum(equal.to(tl.int32))
+        not_numbers += tl.sum((inside & (loaded != loaded)).to(tl.int32))
         place = kept_before + tl.cumsum(stays.to(tl.int32)) - 1
         kept_before += tl.sum(stays.to(tl.int32))
         old_slots = tl.load(slots + offsets, mask=inside, other=0)
@@ -124,6 +126,8 @@ def _evict_kernel(
         tl.store(positions + place, old_positions, mask=stays)
         tl.store(holes + offsets - place - 1, old_slots, mask=inside & (stays ^ True))
     tl.debug_barrier()
+    number = first_item + item
+    tl.atomic_min(bad_layers + number // layers, (number % layers).to(tl.int32), mask=not_numbers > 0)
 
     window_start = (tl.load(text_tokens + item) - window).to(tl.int32)
     steps = tl.arange(0, window_block)
@@ -172,6 +176,9 @@ def evict(
     values: Tensor,
     rows: Tensor,
     text_tokens: Tensor,
+    bad_layers: Tensor,
+    first_item: int,
+    layers: int,
     budget: int,
     window: int,
 ) -> None:
@@ -185,6 +192,9 @@ def evict(
         keys, values: (R, S, H, D).
         rows: (N,) int64, which storage rows the items are, each once.
         text_tokens: (N,) int64.
+        bad_layers: one int32 for each sequence, lowered to the first layer whose scores hold a NaN.
+        first_item: the number of the first item, where items are numbered sequence by sequence, layer by layer.
+        layers: L, items of a sequence.
         budget: tokens that stay in each head.
         window: W.
     """
@@ -203,6 +213,9 @@ def evict(
         rows,
         text_tokens,
         torch.empty((items, heads, window), dtype=torch.int32, device=scores.device),
+        bad_layers,
+        first_item,
+        layers,
         heads,
         budget,
         head_dim,
