@@ -95,7 +95,7 @@ def told(calibration: Calibration) -> dict[str, Any]:
 
 
 def same(one: Calibration, other: Calibration) -> None:
-    """Equal to the last bit, dates aside."""
+    """Equal to the last bit, dates aside: with one slot, as rounding may differ from row to row of a batch."""
     assert told(one) == told(other)
     assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
     assert (one.path / "texts.jsonl").read_bytes() == (other.path / "texts.jsonl").read_bytes()
@@ -220,11 +220,11 @@ def test_an_interrupted_run_ends_with_the_same_figures(
     model_folder: Callable[..., Path], problems: Path, tmp_path: Path, stop_after: int
 ):
     folder = model_folder("qwen3")
-    undisturbed = calibrated(folder, problems, tmp_path / "undisturbed")
+    undisturbed = calibrated(folder, problems, tmp_path / "undisturbed", slots=1)
     with pytest.raises(KeyboardInterrupt):
-        calibrated(folder, problems, tmp_path / "out", watcher=Watcher(stop_after))
+        calibrated(folder, problems, tmp_path / "out", slots=1, watcher=Watcher(stop_after))
     again = Watcher()
-    same(calibrated(folder, problems, tmp_path / "out", watcher=again), undisturbed)
+    same(calibrated(folder, problems, tmp_path / "out", slots=1, watcher=again), undisturbed)
     assert again.finished == PROBLEMS - again.started[0][0] < PROBLEMS
 
 
@@ -238,7 +238,7 @@ def test_what_a_kill_leaves_behind_is_measured_once(
 ):
     """Texts that no state counts yet, and a line that was cut: what a power failure or SIGKILL leaves."""
     folder = model_folder("qwen3")
-    undisturbed = calibrated(folder, problems, tmp_path / "undisturbed")
+    undisturbed = calibrated(folder, problems, tmp_path / "undisturbed", slots=1)
     with monkeypatch.context() as patch:
         save = module._Measuring._save
         patch.setattr(module, "_SECONDS_BETWEEN_SAVES", 0.0)
@@ -246,22 +246,22 @@ def test_what_a_kill_leaves_behind_is_measured_once(
         watcher = Watcher(5)
         patch.setattr(module._Measuring, "_save", lambda self: save(self) if watcher.finished <= saved else None)
         with pytest.raises(KeyboardInterrupt):
-            calibrated(folder, problems, tmp_path / "out", watcher=watcher)
+            calibrated(folder, problems, tmp_path / "out", slots=1, watcher=watcher)
     with (only_run(tmp_path / "out") / "texts.jsonl").open("ab") as file:
         file.write(b'{"index": 6, "id": "mi')
     assert len((only_run(tmp_path / "out") / "texts.jsonl").read_bytes().splitlines()) > 5
     again = Watcher()
-    same(calibrated(folder, problems, tmp_path / "out", watcher=again), undisturbed)
+    same(calibrated(folder, problems, tmp_path / "out", slots=1, watcher=again), undisturbed)
     ((done, _),) = again.started
-    assert done >= saved and (done == 0) == (saved == 0)
-    assert again.finished == PROBLEMS - done > PROBLEMS - 5
+    assert done == saved
+    assert again.finished == PROBLEMS - done
 
 
 def test_an_interrupted_measurement_is_not_counted(
     model_folder: Callable[..., Path], problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder = model_folder("qwen3")
-    undisturbed = calibrated(folder, problems, tmp_path / "undisturbed")
+    undisturbed = calibrated(folder, problems, tmp_path / "undisturbed", slots=1)
     take = ValueStatistics._take_largest
     calls = iter(range(1000))
 
@@ -273,8 +273,8 @@ def test_an_interrupted_measurement_is_not_counted(
     with monkeypatch.context() as patch:
         patch.setattr(ValueStatistics, "_take_largest", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            calibrated(folder, problems, tmp_path / "out")
-    same(calibrated(folder, problems, tmp_path / "out"), undisturbed)
+            calibrated(folder, problems, tmp_path / "out", slots=1)
+    same(calibrated(folder, problems, tmp_path / "out", slots=1), undisturbed)
 
 
 def test_another_rule_measures_nothing_anew(model_folder: Callable[..., Path], problems: Path, tmp_path: Path):

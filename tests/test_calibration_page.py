@@ -337,7 +337,8 @@ def table_rows(text: str, heading: str) -> list[list[str]]:
 
 def test_the_tables_hold_the_figures():
     text = made(calibration())
-    assert table_rows(text, "The largest outlier tokens")[:2] == [
+    assert table_rows(text, "The largest outlier tokens")[0] == ["↵", "12", "40", "25.0%", "6.1%"]
+    assert table_rows(text, "The largest outlier tokens")[2:] == [
         ["= 34↵5: 12", "completion", "17", "2, 1", "9.1", "4.2", "31 of 1,611", "6.1%"],
         ["= 34·the5: 12", "completion", "17", "2, 1", "9.1", "-", "31 of 1,611", "6.1%"],
     ]

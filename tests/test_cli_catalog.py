@@ -183,8 +183,13 @@ def test_copy_of_a_folder_entry_takes_all_of_it(home: Path, tmp_path: Path) -> N
 
 
 def test_copy_takes_the_thresholds_along(tmp_path: Path) -> None:
-    put(tmp_path / "zoo" / "m.yaml", "hub_id: a/b\nthresholds: m.safetensors\n")
-    put(tmp_path / "zoo" / "m.safetensors", "numbers")
+    put(tmp_path / "zoo" / "m.yaml", "hub_id: a/b\nthresholds: m.thresholds.yaml\n")
+    put(
+        tmp_path / "zoo" / "m.thresholds.yaml",
+        "format: 1\nnumbers: m.thresholds.safetensors\ndigest: 0123456789abcdef\nmodel: a/b\ntask: gsm8k\n"
+        "problems: 1\ntokens: 1\nrule: mad:6\nseed: 0\ndate: today\nlayers: 1\nkv_heads: 1\n",
+    )
+    put(tmp_path / "zoo" / "m.thresholds.safetensors", "numbers")
     assert call(zoo.app, "copy", "m", tmp_path / "new", "--zoo", tmp_path / "zoo").exit_code == 0
     assert call(zoo.app, "validate", tmp_path / "new" / "m.yaml").exit_code == 0
 

@@ -1,5 +1,6 @@
 """What only a CUDA device can show: attention backends against float64, and the engine on the GPU."""
 
+import gc
 import importlib.util
 import itertools
 from collections.abc import Callable
@@ -204,7 +205,7 @@ def test_peak_memory_does_not_depend_on_output_length(method: str, model_folder:
     model = load_on_gpu(model_folder("qwen3", head_dim=64, dtype="bfloat16"), "bfloat16")
     model.eos_token_ids = frozenset()
     peaks = []
-    for new_tokens in (300, 3000):
+    for new_tokens in (10, 300, 3000):  # the first one makes what libraries keep
         engine = make_engine(
             model, method, "sdpa", max_new_tokens=new_tokens, max_total_tokens=4000, budget=64, window=16
         )
@@ -212,4 +213,5 @@ def test_peak_memory_does_not_depend_on_output_length(method: str, model_folder:
         list(engine.generate(make_requests()))
         peaks.append(torch.cuda.max_memory_allocated(GPU))
         del engine
-    assert abs(peaks[1] - peaks[0]) <= 0.01 * peaks[0]
+        gc.collect()
+    assert abs(peaks[2] - peaks[1]) <= 0.01 * peaks[1]

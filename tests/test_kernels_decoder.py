@@ -227,10 +227,10 @@ def test_no_bit_of_a_product_depends_on_the_other_rows(config: dict[str, int]):
 
 
 def test_linear_serves_few_rows_of_contiguous_half_precision():
-    from vase_cli.kernels.linear import serves
+    from vase_cli.kernels.linear import MAX_ROWS, serves
 
-    x, weight = draw(64, 32, dtype=torch.bfloat16), draw(48, 32, dtype=torch.bfloat16)
+    x, weight = draw(MAX_ROWS, 32, dtype=torch.bfloat16), draw(48, 32, dtype=torch.bfloat16)
     assert serves(x, weight) and serves(x[:1], weight)
-    assert not serves(draw(65, 32, dtype=torch.bfloat16), weight)
+    assert not serves(draw(MAX_ROWS + 1, 32, dtype=torch.bfloat16), weight)
     assert not serves(x.float(), weight.float()) and not serves(x, weight.half())
     assert not serves(x, draw(32, 48, dtype=torch.bfloat16).T)

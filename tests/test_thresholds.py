@@ -18,7 +18,7 @@ from vase_cli.errors import ConfigError, DataError, VaseError
 from vase_cli.eviction._scores import value_range
 from vase_cli.quantiles import TokenSample
 from vase_cli.tensor_files import save_tensors
-from vase_cli.threshold_facts import entry_file, entry_text, parse_rule, read_facts, write_entry
+from vase_cli.threshold_facts import entry_text, entry_to_write, parse_rule, read_facts, write_entry
 from vase_cli.thresholds import facts_of, fit, load_thresholds, share_over, write_thresholds
 
 SHAPE = ModelShape(layers=2, heads=4, kv_heads=2, head_dim=16)
@@ -126,7 +126,7 @@ class TestFiles:
                 r":6: revision: thresholds of 0{40}, the model has none; ",
             ),
             (
-                HUB,
+                {},
                 dataclasses.replace(SHAPE, layers=3),
                 r": layers: thresholds of 2, the model has 3; calibrate m again",
             ),
@@ -225,7 +225,7 @@ class TestEntries:
 
     def test_a_hub_model_without_an_entry_gets_one(self, tmp_path: Path):
         entry = ModelEntry("a/m", hub_id="a/m")
-        path = entry_file(entry, tmp_path, built_in=False)
+        path, _ = entry_to_write(entry, tmp_path, built_in=False)
         assert path == tmp_path / "a--m.yaml"
         thresholds = write_thresholds(tmp_path, "a--m", VALUES, about(entry))
         write_entry(path, entry_text(entry, thresholds.name, ("gsm8k", 301.26)))
@@ -242,7 +242,7 @@ class TestEntries:
             "thresholds: m.yaml\n# The end.\nlicense: mit\n",
         )
         own = tmp_path / "own"
-        path = entry_file(entry, own, built_in=True)
+        path, _ = entry_to_write(entry, own, built_in=True)
         assert path == own / "m.yaml"
         thresholds = write_thresholds(own, "m", VALUES, about(HUB))
         write_entry(path, entry_text(entry, thresholds.name, ("math500", 999.0)))
@@ -256,7 +256,7 @@ class TestEntries:
 
     def test_the_users_own_entry_is_changed_in_place_and_twice_is_once(self, tmp_path: Path):
         entry = self.put(tmp_path / "zoo", "hub_id: a/m\ndense_tokens:\n  gsm8k: 300\nlicense: mit\n")
-        path = entry_file(entry, tmp_path / "elsewhere", built_in=False)
+        path, _ = entry_to_write(entry, tmp_path / "elsewhere", built_in=False)
         assert path == entry.source
         write_thresholds(path.parent, "m", VALUES, about(HUB))
         for _ in range(2):
@@ -264,6 +264,18 @@ class TestEntries:
         assert path.read_text() == (
             "hub_id: a/m\nlicense: mit\ndense_tokens: {gsm8k: 300.0, aime25: 15000.0}\nthresholds: m.thresholds.yaml\n"
         )
+
+    def test_an_entry_of_the_same_name_is_taken_only_if_it_is_of_the_same_model(self, tmp_path: Path):
+        self.put(tmp_path, "hub_id: a/m\nlicense: mit\n")
+        path, found = entry_to_write(ModelEntry("m", hub_id="a/m"), tmp_path, built_in=False)
+        assert (path, found.license) == (tmp_path / "m.yaml", "mit")
+        with pytest.raises(ConfigError, match=r"m\.yaml: the entry of another model of this name; rename it"):
+            entry_to_write(ModelEntry("m", hub_id="b/m"), tmp_path, built_in=False)
+        (tmp_path / "m.yaml").unlink()
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m" / "entry.yaml").write_text("path: .\n")
+        folder = ModelEntry("m", path=tmp_path / "m")
+        assert entry_to_write(folder, tmp_path, built_in=False)[0] == tmp_path / "m" / "entry.yaml"
 
     def test_a_length_that_is_known_and_a_file_that_is_no_task_change_no_length(self, tmp_path: Path):
         entry = self.put(tmp_path / "zoo", "hub_id: a/m\ndense_tokens: {gsm8k: 300}  # mine\n")
@@ -326,6 +338,15 @@ class TestCuts:
 
     def test_a_quarter_of_the_budget_is_protected_where_nothing_is_said(self, method: str):
         assert (self.protected(method, None, outliers="count").sum(dim=-1) == make_view().budget // 4).all()
+
+    def test_a_range_at_its_threshold_is_not_over_it(self, method: str):
+        view = make_view()
+        ranges = value_range(view).masked_fill(view.candidate_positions < 4, 0.0)
+        thresholds = ranges.amax(dim=-1)
+        found = self.protected(method, thresholds, outliers="threshold", n_large=12)
+        assert torch.equal(found, view.candidate_positions < 4)
+        found = self.protected(method, thresholds.nextafter(torch.zeros(())), outliers="threshold", n_large=12)
+        assert (found.sum(dim=-1) == 5).all()
 
     def test_the_free_places_are_used(self, method: str):
         view = dataclasses.replace(make_view(), thresholds=torch.full((ITEMS, HEADS), 1e30))

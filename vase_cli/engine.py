@@ -325,8 +325,7 @@ class Engine:
             self.stats.decode_s += now - self._read_s
             self._read_s = now
         else:
-            prefill = flight.prefill
-            seconds = prefill if isinstance(prefill, float) else prefill[0].elapsed_time(prefill[1]) / 1000.0
+            seconds = _seconds(flight.prefill)
             self.stats.prefill_s += seconds
             self.stats.prefill_tokens += len(flight.launched[0].sequence.request.prompt_token_ids)
             self._read_s += seconds
@@ -466,6 +465,15 @@ class Engine:
 
     def _stream_key(self, request: Request, stream: Literal["tokens", "eviction"]) -> int:
         return stream_key(self.settings.seed, request.problem_id, request.sample, stream)
+
+
+def _seconds(prefill: "tuple[torch.cuda.Event, torch.cuda.Event] | float") -> float:
+    """How long a prefill took; waits for its end, which comes a little after that of its readback."""
+    if isinstance(prefill, float):
+        return prefill
+    start, end = prefill
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000.0
 
 
 def first_false(flags: torch.Tensor) -> torch.Tensor:
