@@ -37,7 +37,7 @@ def test_a_machine_that_can_work(vase: Shell) -> None:
     found = findings(outcome)
     assert outcome.code == 0
     assert list(found) == [
-        "Python", "PyTorch", "memory", "GPU", "FlashAttention2", "transformers", "huggingface-hub", "datasets",
+        "Python", "PyTorch", "memory", "GPU", "Triton", "FlashAttention2", "transformers", "huggingface-hub", "datasets",
         "math-verify", "hub cache", "recipes that fit",
     ]  # fmt: skip
     assert found["PyTorch"][1].startswith(torch.__version__)

@@ -36,7 +36,7 @@ def doctor(
     findings = [_python(), _torch()]
     torch_found = findings[-1].status == "ok"
     if torch_found:
-        findings += [*_device(device or "auto"), _flash_attention()]
+        findings += [*_device(device or "auto"), _triton(), _flash_attention()]
     findings += [_library(name) for name in ("transformers", "huggingface-hub", "datasets", "math-verify")]
     if importlib.util.find_spec("huggingface_hub"):
         findings += [*([] if offline else [_hub()]), _hub_cache()]
@@ -92,6 +92,13 @@ def _flash_attention() -> Finding:
     if refusal is None:
         return Finding("FlashAttention2", "ok", importlib.metadata.version("flash-attn"))
     return Finding("FlashAttention2", "note", refusal)
+
+
+def _triton() -> Finding:
+    try:
+        return Finding("Triton", "ok", importlib.metadata.version("triton"))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("Triton", "note", "is not installed: a GPU would be slow without it; pip install triton")
 
 
 def _library(name: str) -> Finding:
