@@ -48,13 +48,26 @@ class CutSubject:
 
 
 class Cutter:
-    """Cuts rows of a cache back to the budget with one method."""
+    """Cuts rows of a cache back to the budget with one method.
 
-    def __init__(self, policy: EvictionPolicy, cache: StaticCache, budget: int, window: int) -> None:
+    Args:
+        policy, cache, budget, window: what cuts, and what is cut.
+        thresholds: (L, H) float32 on the cache's device, for methods that read them; None for none.
+    """
+
+    def __init__(
+        self,
+        policy: EvictionPolicy,
+        cache: StaticCache,
+        budget: int,
+        window: int,
+        thresholds: Tensor | None = None,
+    ) -> None:
         self.policy = policy
         self.budget = budget
         self.window = window
         self._cache = cache
+        self._thresholds = thresholds
         self._batches = policy.batches and served_by_kernels(cache.keys)
         self._items_at_once = max(1, _WORKING_BYTES // _item_bytes(cache.shape, self._batches))
         self._layers = torch.arange(cache.shape.layers, device=cache.keys.device)
@@ -128,6 +141,7 @@ class Cutter:
                 slots=self._cache.slots.flatten(0, 1),
                 rows=rows[items],
                 log_sums=None if self._cache.log_sums is None else self._cache.log_sums.flatten(0, 1),
+                thresholds=None if self._thresholds is None else self._thresholds[layers[items]],
             )
             scores = self.policy.keep_scores(view)
             mask = self.policy.prompt_mask(view)
@@ -170,6 +184,7 @@ class Cutter:
             budget=self.budget,
             window=self.window,
             noise=SequenceNoise(torch.full_like(layers, subject.noise_key), layers),
+            thresholds=None if self._thresholds is None else self._thresholds[layers],
         )
         kept, finite = self.policy.select(view)
         wide = kept.transpose(1, 2)[..., None].expand(-1, -1, -1, head_dim)

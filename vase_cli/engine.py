@@ -101,6 +101,7 @@ class Engine:
         *,
         timed: bool = False,
         observer: Callable[[Completion, torch.Tensor], None] | None = None,
+        thresholds: torch.Tensor | None = None,
     ) -> None:
         """Allocate the cache.
 
@@ -109,6 +110,7 @@ class Engine:
             timed: keep the time of each step.
             observer: told of each finished text, with the values that its row holds: (L, T, H, D) in storage order,
                 a view that lives until it returns. For ``full`` that is the text order, the last token left out.
+            thresholds: (L, H) float32 on the model's device, for a method that reads them.
 
         Raises:
             ConfigError: settings that do not fit the method, or a backend that does not fit the model.
@@ -123,6 +125,7 @@ class Engine:
         self._policy = policy
         self._backend = backend
         self._observer = observer
+        self._thresholds = thresholds
         self._lag = 1 if model.device.type == "cuda" else 0
         model.reserve(settings.max_total_tokens)
         self._build()
@@ -135,7 +138,7 @@ class Engine:
         self.cache = StaticCache(shape, model.dtype, model.device)
         self._cutter: Cutter | None = None
         if self._policy.evicts and settings.budget is not None and shape.tokens == settings.budget + settings.window:
-            self._cutter = Cutter(self._policy, self.cache, settings.budget, settings.window)
+            self._cutter = Cutter(self._policy, self.cache, settings.budget, settings.window, self._thresholds)
         self._state = SlotState(settings.slots, model.device)
         self._loop: DecodeLoop | None = None
         self._sequences: list[_Sequence | None] = [None] * settings.slots
