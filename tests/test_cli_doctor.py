@@ -37,8 +37,8 @@ def test_a_machine_that_can_work(vase: Shell) -> None:
     found = findings(outcome)
     assert outcome.code == 0
     assert list(found) == [
-        "Python", "PyTorch", "memory", "GPU", "Triton", "FlashAttention2", "transformers", "huggingface-hub", "datasets",
-        "math-verify", "hub cache", "recipes that fit",
+        "Python", "PyTorch", "memory", "GPU", "Triton", "FlashAttention2", "transformers", "huggingface-hub",
+        "datasets", "math-verify", "hub cache", "recipes that fit",
     ]  # fmt: skip
     assert found["PyTorch"][1].startswith(torch.__version__)
     assert found["GPU"] == ("note", "PyTorch sees none: everything runs on the CPU")

@@ -1,6 +1,7 @@
 """An engine that runs out of memory goes on with fewer slots, and one that is timed counts every step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,38 @@ def test_slot_use_is_counted_while_requests_wait(model_folder: Callable[..., Pat
     stats = engine.stats
     assert 0 < stats.queued_busy_slot_steps <= stats.queued_slot_steps < 2 * stats.decode_steps
     assert stats.queued_busy_slot_steps >= 0.9 * stats.queued_slot_steps
+
+
+@pytest.mark.parametrize("method", ["full", "vase-attnv"])
+def test_an_observer_sees_the_values_of_every_finished_text_and_changes_nothing(
+    method: str, model_folder: Callable[..., Path]
+):
+    model = load_model(model_folder("qwen3"))
+    plain = make_engine(model, method)
+    expected = token_ids(plain, make_requests())
+    seen = {}
+
+    def observe(completion: Completion, values: torch.Tensor) -> None:
+        seen[completion.request.id] = (completion, values.clone())
+
+    engine = Engine(model, plain._policy, plain._backend, plain.settings, observer=observe)
+    assert token_ids(engine, make_requests()) == expected
+    assert {key: completion.token_ids for key, (completion, _) in seen.items()} == expected
+    shape = model.facts.shape
+    for completion, values in seen.values():
+        assert values.shape == (shape.layers, completion.cached_tokens, shape.kv_heads, shape.head_dim)
+        assert (values != 0).any(dim=-1).all()
+        if method == "full":
+            assert completion.cached_tokens == len(completion.request.prompt_token_ids + completion.token_ids) - 1
+
+
+def test_a_request_may_have_a_limit_of_its_own(model_folder: Callable[..., Path]):
+    model = load_model(model_folder("qwen3"))
+    model.eos_token_ids = frozenset()
+    texts = token_ids(make_engine(model), make_requests())
+    limited = [replace(request, max_new_tokens=3 + 9 * number) for number, request in enumerate(make_requests())]
+    for completion in make_engine(model).generate(limited):
+        number = int(completion.request.id.split("/")[1])
+        assert completion.finish_reason == "length"
+        assert completion.token_ids == texts[completion.request.id][: 3 + 9 * number]
+        assert len(completion.token_ids) == min(40, 3 + 9 * number)

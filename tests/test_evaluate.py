@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cli_examples import SMALL, Shell, only_run, open_shell, poisoned, problem_rows, read_jsonl, write_rows
 
 from vase_cli import assembly
+from vase_cli.compiled import CompiledForward
+from vase_cli.decoding import DecodeLoop
 from vase_cli.models import ChatTokenizer
 from vase_cli.report import summary_lines
 from vase_cli.report_schema import COMPLETION, METRICS, RUN, RUN_TASK, SCHEMA, SESSION, SUMMARY, Key, check
@@ -88,6 +91,38 @@ def test_every_file_has_exactly_the_keys_of_the_schema(vase: Shell, model: Path)
     require(SUMMARY, summary)
     for metrics in (summary["overall"], *summary["tasks"].values()):
         require(METRICS, metrics)
+
+
+def test_running_out_of_memory_is_said_and_loses_nothing(
+    vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vase(*mine(model, "--out", "whole")).lines()
+    step, calls = DecodeLoop.step, iter(range(1000))
+
+    def step_until_full(self: DecodeLoop, longest: int) -> None:
+        if next(calls) == 5:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        step(self, longest)
+
+    monkeypatch.setattr(DecodeLoop, "step", step_until_full)
+    outcome = vase(*mine(model, "--out", "short"))
+    assert outcome.err.count("out of memory: going on with") == 1
+    whole, short = only_run(Path("whole")), only_run(Path("short"))
+    (before,), (after,) = (read_jsonl(folder / "sessions.jsonl") for folder in (whole, short))
+    assert after["slots"] == before["slots"] * 3 // 4 < before["slots"]
+    stored = [without_timing(read_jsonl(folder / "completions.jsonl")) for folder in (whole, short)]
+    assert stored[0] == stored[1]
+
+
+def test_a_compilation_that_fails_is_said(vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(CompiledForward, "__call__", fail)
+    outcome = vase(*mine(model, "--compile", "on"))
+    assert "decode steps run through torch.compile" in outcome.err
+    assert outcome.err.count("torch.compile failed, going on without it: no compiler here") == 1
+    assert document(only_run(RUNS), "run.json")["config"]["compile"] == "on"
 
 
 def test_a_record_says_what_happened(vase: Shell, model: Path) -> None:
@@ -194,7 +229,8 @@ def test_run_json_says_where_every_value_came_from(vase: Shell, model: Path) -> 
     assert origins["dense_tokens.mine"] == "recipe own (own.yaml:4)"
     assert origins["method"] == origins["sampling.temperature"] == "default"
     assert run["config"]["sampling"] == {"temperature": 0.6, "top_k": 0, "top_p": 0.9, "min_p": 0.0}
-    assert run["config"]["method_options"] == {"protect_prompt": False, "n_large": 4, "sinks": 4, "smooth": False}
+    options = {"protect_prompt": False, "n_large": 4, "outliers": "count", "sinks": 4, "smooth": False}
+    assert run["config"]["method_options"] == options
     assert run["seeds"] == {"tokens": 7, "eviction": 7, "options": 7}
     (task,) = run["tasks"]
     assert (task["name"], task["problems"], task["samples"], task["grader"]) == ("mine", 6, 2, "number")

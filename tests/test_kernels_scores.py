@@ -21,7 +21,7 @@ try:
     import triton.language as tl
 
     from vase_cli.kernels import scores
-    from vase_cli.kernels.scores import counted, mixed, uniform
+    from vase_cli.kernels._randomness import counted, gumbel, mixed, uniform
 except ImportError:
     pytest.skip(REASON, allow_module_level=True)
 
@@ -374,7 +374,7 @@ def test_noise_is_that_of_the_sequence(candidates: int, counters: Callable[[int]
 @triton.jit
 def _gumbels(uniforms, out, count: tl.constexpr):
     at = tl.arange(0, count)
-    tl.store(out + at, scores.gumbel(tl.load(uniforms + at)))
+    tl.store(out + at, gumbel(tl.load(uniforms + at)))
 
 
 def test_noise_is_precise_for_the_smallest_and_largest_uniform_numbers() -> None:

@@ -60,8 +60,11 @@ OTHERS = {
     "transformers": ({"models"}, False),
     "flash_attn": ({"attention/flash_attention_2"}, True),
     "triton": (
-        {f"kernels/{name}" for name in ("_window", "attention", "decoder", "linear", "sampling", "scores", "selection")}
-        | {"attention/triton"},
+        {
+            f"kernels/{name}"
+            for name in ("_randomness", "_window", "attention", "decoder", "linear", "sampling", "scores")
+        }
+        | {"kernels/selection", "attention/triton"},
         False,
     ),
     "datasets": ({"tasks/_hub"}, True),

@@ -15,13 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vase_cli.kernels._randomness import counted, gumbel, mixed, uniform
+
 _SEGMENT = tl.constexpr(16)
 _LOWEST_KEY = tl.constexpr(-0x7F800001)  # of minus infinity, what stands where there is no token
 _NOT_FINITE_KEY = tl.constexpr(0x7FFFFFFF)
-_INCREMENT = tl.constexpr(0x9E3779B97F4A7C15)
-_MULTIPLIER_1 = tl.constexpr(0xBF58476D1CE4E5B9)
-_MULTIPLIER_2 = tl.constexpr(0x94D049BB133111EB)
-_LARGEST_BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 
 _BLOCK = 4096
 """Tokens that one program reads in the pass over the logits."""
@@ -166,7 +164,7 @@ def _draw(
     dropped = (beyond | (probabilities < min_p * largest)) & (places > 0)
     key = tl.load(keys + row * keys_stride)
     position = tl.load(positions + row * positions_stride)
-    scores = log_weights + _gumbel(_uniform(key, position, token_ids))
+    scores = log_weights + gumbel(uniform(counted(counted(mixed(key.to(tl.uint64)), position), token_ids)))
     chosen = tl.argmax(tl.where(dropped, -float("inf"), scores), axis=0)
     token = tl.sum(tl.where(places == chosen, token_ids, 0), axis=0)
     tl.store(tokens + row, tl.where(row_is_finite, token, 0))
@@ -233,28 +231,3 @@ def _exchange(ranks, bits: tl.constexpr, run_bits: tl.constexpr, distance_bits: 
     places = tl.arange(0, 1 << bits)
     takes_smaller = ((places >> distance_bits) ^ (places >> run_bits)) & 1
     return tl.where((ranks > others) == (takes_smaller != 0), others, ranks)
-
-
-@triton.jit
-def _uniform(key, position, token_ids):
-    """The numbers of :func:`vase_cli.randomness.uniform`, bit by bit."""
-    state = _mix(key.to(tl.uint64, bitcast=True))
-    state = _mix(state + _INCREMENT + position.to(tl.uint64, bitcast=True))
-    state = _mix(state + _INCREMENT + token_ids.to(tl.uint64, bitcast=True))
-    uniforms = ((state >> 32) * 2 + 1).to(tl.float32) * 2.0**-33
-    return tl.minimum(uniforms, _LARGEST_BELOW_ONE)
-
-
-@triton.jit
-def _mix(state):
-    state = (state ^ (state >> 30)) * _MULTIPLIER_1
-    state = (state ^ (state >> 27)) * _MULTIPLIER_2
-    return state ^ (state >> 31)
-
-
-@triton.jit
-def _gumbel(uniforms):
-    """``-log(-log(1 - u))``; the quotient makes up for the rounding of 1 - u, which a small u does not survive."""
-    rest = 1.0 - uniforms
-    exponential = tl.where(rest == 1.0, uniforms, tl.log(rest) * uniforms / tl.where(rest == 1.0, 1.0, rest - 1.0))
-    return -tl.log(exponential)
