@@ -9,8 +9,9 @@ import torch
 from test_engine import make_engine, make_requests, token_ids
 
 from vase_cli import fused, kernels, plugins
+from vase_cli.cache import CacheShape, StaticCache
 from vase_cli.config import ModelEntry
-from vase_cli.cut import Cutter
+from vase_cli.cut import CutSubject, Cutter
 from vase_cli.engine import Engine
 from vase_cli.eviction.base import CacheView
 from vase_cli.fused import FAMILIES
@@ -137,3 +138,31 @@ def test_cuts_use_the_log_sums_that_decode_steps_left(
     assert all(one.error is None for one in completions)
     assert sum(compared) == 2 * (engine.stats.cuts - sum(len(one.request.prompt_token_ids) > 16 for one in completions))
     assert len(compared) >= 3
+
+
+@pytest.mark.parametrize("name", ["vase-attnv", "range-topk"])
+def test_value_ranges_kept_between_cuts_change_no_cut(name: str):
+    """Three cuts of two rows, one of them new in between, with the ranges of earlier cuts and without."""
+    policy = plugins.load("eviction", name)()
+    generator = torch.Generator().manual_seed(0)
+    with_ranges, without = (
+        StaticCache(CacheShape(2, 2, 40, 2, 16, 4, 8, 4, ranges=kept), torch.float32, DEVICE) for kept in (True, False)
+    )
+    cutters = [Cutter(policy, cache, 32, 8) for cache in (with_ranges, without)]
+    assert without.ranges is None
+    for cut in range(3):
+        states = torch.randn(2, 2, 2, 40, 2, 16, generator=generator).to(DEVICE)
+        queries = torch.randn(2, 2, 8, 4, 16, generator=generator).to(DEVICE)
+        for cache, cutter in zip((with_ranges, without), cutters, strict=True):
+            cache.queries.copy_(queries)
+            for row in range(2):
+                new = cut == 0 or (cut == 1 and row == 1)
+                if new:
+                    cache.reset(row)
+                fresh = slice(0, 40) if new else slice(32, 40)
+                cache.keys[:, row, fresh] = states[0, :, row, fresh]
+                cache.values[:, row, fresh] = states[1, :, row, fresh]
+            bad = cutter.cut([CutSubject(row, 7 + row, 5, 100 + 8 * cut) for row in range(2)])
+            assert (bad == 2).all()
+        for part in ("keys", "values", "slots", "positions"):
+            assert torch.equal(getattr(with_ranges, part), getattr(without, part)), (cut, part)

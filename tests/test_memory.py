@@ -63,7 +63,8 @@ def test_planned_bytes_are_the_allocated_bytes(method: str, tied: bool, dtype: s
     def cache_shape(slots: int) -> CacheShape:
         settings = EngineSettings(**(vars(engine.settings) | {"slots": slots}))
         policy = plugins.load("eviction", method)()
-        return settings.cache_shape(facts.shape, policy, getattr(torch, facts.dtype).itemsize, log_sums=False)
+        element_bytes = getattr(torch, facts.dtype).itemsize
+        return settings.cache_shape(facts.shape, policy, element_bytes, log_sums=False, ranges=False)
 
     plan = plan_memory(
         facts, cache_shape, sampled=False, longest_prompt_tokens=60, available_bytes=GIB, slots=3, most_slots=16

@@ -26,6 +26,7 @@ class CacheShape:
         query_window: W if the last W queries are kept for the eviction method, else 0.
         element_bytes: bytes of one key or value element.
         log_sums: whether the softmax's log sums of the kept queries are kept too.
+        ranges: whether the value ranges that a cut finds are kept for the next one.
     """
 
     layers: int
@@ -37,6 +38,7 @@ class CacheShape:
     query_window: int
     element_bytes: int
     log_sums: bool = False
+    ranges: bool = False
 
     @property
     def candidates(self) -> int:
@@ -50,8 +52,8 @@ class CacheShape:
 
     @property
     def bookkeeping_bytes(self) -> int:
-        """Storage slots and positions, lengths, the query ring and its log sums."""
-        places = 2 * 4 * self.layers * self.slots * self.tokens * self.kv_heads
+        """Storage slots, positions and value ranges, lengths, the query ring and its log sums."""
+        places = (2 + self.ranges) * 4 * self.layers * self.slots * self.tokens * self.kv_heads
         kept = self.layers * self.slots * self.query_window * self.query_heads
         return places + kept * (self.head_dim * self.element_bytes + 4 * self.log_sums) + 4 * self.slots
 
@@ -78,6 +80,8 @@ class StaticCache:
             not kept.
         log_sums: (L, B, W, Hq) float32, log2 of the sum of exp(q·k / sqrt(D)) over the C candidates for each of those
             queries, left by the decode steps; None if not kept.
+        ranges: (L, B, H, S) float32 by storage slot, the value ranges that cuts have found; negative where none has,
+            and out of date where a cut has moved a token since; None if not kept.
     """
 
     def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
@@ -97,6 +101,9 @@ class StaticCache:
         self.log_sums: Tensor | None = None
         if shape.query_window and shape.log_sums:
             self.log_sums = torch.zeros(ring[:-1], dtype=torch.float32, device=device)
+        self.ranges: Tensor | None = None
+        if shape.ranges:
+            self.ranges = torch.full(self.slots.shape, -1.0, dtype=torch.float32, device=device)
         self._rows = torch.arange(shape.slots, device=device)
 
     def reset(self, row: int) -> None:
@@ -104,6 +111,8 @@ class StaticCache:
         text_order = torch.arange(self.shape.tokens, dtype=torch.int32, device=self.keys.device)
         self.slots[:, row] = text_order
         self.positions[:, row] = text_order
+        if self.ranges is not None:
+            self.ranges[:, row] = -1.0
 
     def append(self, layer: int, keys: Tensor, values: Tensor, active: Tensor) -> None:
         """Write one token behind what each row holds; ``lengths`` stay as they are.

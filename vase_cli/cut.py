@@ -141,6 +141,7 @@ class Cutter:
                 slots=self._cache.slots.flatten(0, 1),
                 rows=rows[items],
                 log_sums=None if self._cache.log_sums is None else self._cache.log_sums.flatten(0, 1),
+                ranges=None if self._cache.ranges is None else self._cache.ranges.flatten(0, 1),
                 thresholds=None if self._thresholds is None else self._thresholds[layers[items]],
             )
             scores = self.policy.keep_scores(view)

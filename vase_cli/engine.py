@@ -20,6 +20,7 @@ from typing import Literal
 
 import torch
 
+from vase_cli import kernels
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.cache import StaticCache
 from vase_cli.cut import CutSubject, Cutter
@@ -133,8 +134,13 @@ class Engine:
     def _build(self) -> None:
         """Allocate the cache and what stands beside it, for ``settings.slots`` rows, all idle."""
         settings, model = self.settings, self._model
-        log_sums = self._backend.leaves_log_sums and model.usual_scale
-        shape = settings.cache_shape(model.facts.shape, self._policy, model.dtype.itemsize, log_sums=log_sums)
+        shape = settings.cache_shape(
+            model.facts.shape,
+            self._policy,
+            model.dtype.itemsize,
+            log_sums=self._backend.leaves_log_sums and model.usual_scale,
+            ranges=kernels.usable(torch.empty(0, device=model.device)),
+        )
         self.cache = StaticCache(shape, model.dtype, model.device)
         self._cutter: Cutter | None = None
         if self._policy.evicts and settings.budget is not None and shape.tokens == settings.budget + settings.window:

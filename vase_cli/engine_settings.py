@@ -43,9 +43,16 @@ class EngineSettings:
         return min(self.budget + self.window, self.max_total_tokens)
 
     def cache_shape(
-        self, model: ModelShape, policy: "EvictionPolicy", element_bytes: int, *, log_sums: bool
+        self, model: ModelShape, policy: "EvictionPolicy", element_bytes: int, *, log_sums: bool, ranges: bool
     ) -> "CacheShape":
-        """Sizes of the cache; nothing is allocated. ``log_sums``: whether decode steps leave them for the cuts."""
+        """Sizes of the cache; nothing is allocated.
+
+        Args:
+            model, policy: what it is for.
+            element_bytes: of a key or value element.
+            log_sums: whether decode steps leave them for the cuts.
+            ranges: whether a cut keeps the value ranges it finds, if the method needs them.
+        """
         from vase_cli.cache import CacheShape
 
         cuts = policy.evicts and self.budget is not None and self.row_tokens() == self.budget + self.window
@@ -59,6 +66,7 @@ class EngineSettings:
             query_window=self.window if cuts and "queries" in policy.needs else 0,
             element_bytes=element_bytes,
             log_sums=log_sums,
+            ranges=ranges and cuts and "ranges" in policy.needs,
         )
 
 

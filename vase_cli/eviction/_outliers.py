@@ -21,8 +21,8 @@ class ProtectsOutliers(EvictionPolicy, ABC):
     Attributes:
         n_large: how many tokens of each head are protected; none given is a quarter of the budget.
         sinks: first tokens of the text among them; their value range is small, so they are named.
-        outliers: count protects n_large tokens whatever their range; threshold only those above their head's
-            calibrated threshold, n_large at most, and gives up the other places.
+        outliers: count protects n_large tokens whatever their range; threshold only those of them above their head's
+            calibrated threshold, and leaves the other places to the rest.
     """
 
     n_large: int | None = None

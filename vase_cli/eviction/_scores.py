@@ -58,7 +58,9 @@ def value_range(view: CacheView) -> Tensor:
     if served_by_kernels(view.values):
         from vase_cli.kernels import scores
 
-        return scores.value_range(view.values, view.item_rows, view.slots, view.candidates)
+        return scores.value_range(
+            view.values, view.item_rows, view.slots, view.candidates, known=view.ranges, newest=view.window
+        )
     values = view.candidate_values
     return nan_unless_finite(values.amax(dim=-1) - values.amin(dim=-1))
 

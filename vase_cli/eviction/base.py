@@ -83,6 +83,8 @@ class CacheView:
         slots: (R, H, S) int32, where along S of ``keys`` and ``values`` each token stands, in text order; None
             if they stand in text order.
         rows: (N,) int64, which storage rows the items are; None for all of them, N = R.
+        ranges: (R, H, S) float32 by storage slot, the value ranges that earlier cuts have found, negative where none
+            has, out of date for the last W candidates; the kernel adds what it finds. None where they are not kept.
         log_sums: (R, W, Hq) float32, log2 of the sum of exp(q·k / sqrt(D)) over the candidates for each of the
             queries, in their order; None where a cut must compute them itself.
         thresholds: (N, H) float32, the value range above which a token of each item's heads is an outlier; None
@@ -101,6 +103,7 @@ class CacheView:
     slots: Tensor | None = None
     rows: Tensor | None = None
     log_sums: Tensor | None = None
+    ranges: Tensor | None = None
     thresholds: Tensor | None = None
 
     @property
@@ -173,7 +176,8 @@ class EvictionPolicy(ABC):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What the engine must provide: "queries" (the last W queries of each layer)."""
+    """What the engine must provide: "queries" (the last W queries of each layer); or may provide: "ranges" (the value
+    ranges that earlier cuts have found)."""
     evicts: ClassVar[bool] = True
     """False only for the dense baseline, whose cache is as long as the text."""
     samples: ClassVar[bool] = False

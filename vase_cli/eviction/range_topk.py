@@ -18,7 +18,7 @@ class RangeTopK(ProtectsOutliers):
         smooth: average the attention over 5 neighbouring slots.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"queries"})
+    needs: ClassVar[frozenset[str]] = frozenset({"queries", "ranges"})
     batches: ClassVar[bool] = True
 
     smooth: bool = True

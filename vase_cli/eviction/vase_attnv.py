@@ -18,7 +18,7 @@ class VaseAttnV(ProtectsOutliers):
         smooth: average the attention over 5 neighbouring slots before sampling.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"queries"})
+    needs: ClassVar[frozenset[str]] = frozenset({"queries", "ranges"})
     samples: ClassVar[bool] = True
     batches: ClassVar[bool] = True
 

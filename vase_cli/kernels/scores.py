@@ -51,15 +51,36 @@ class LeverageTiles(NamedTuple):
     pieces: int = 3
 
 
-def value_range(values: Tensor, rows: Tensor, slots: Tensor | None, candidates: int) -> Tensor:
-    """Maximum minus minimum of each candidate's value state; NaN where an element or the difference is not finite."""
+def value_range(
+    values: Tensor,
+    rows: Tensor,
+    slots: Tensor | None,
+    candidates: int,
+    *,
+    known: Tensor | None = None,
+    newest: int = 0,
+) -> Tensor:
+    """Maximum minus minimum of each candidate's value state; NaN where an element or the difference is not finite.
+
+    Args:
+        values: (R, S, H, D).
+        rows: (N,) int64.
+        slots: (R, H, S) int32 or None.
+        candidates: C.
+        known: (R, H, S) float32, contiguous, by storage slot: ranges found before, negative where none was. Those are
+            taken and the others added, so that a value state is read once; None reads all.
+        newest: the last so many candidates are read whatever ``known`` says.
+
+    Returns:
+        (N, H, C) float32.
+    """
     items, heads, head_dim = rows.shape[0], values.shape[2], values.shape[3]
     ranges = torch.empty((items, heads, candidates), dtype=torch.float32, device=values.device)
     tile = _tile(values)
     blocks = triton.cdiv(candidates, tile)
     _value_range[(items * blocks * heads,)](
-        values, rows, *order_of(slots, rows), ranges, *values.stride()[:3], candidates, blocks,
-        heads=heads, head_dim=head_dim, indirect=slots is not None, tile=tile,
+        values, rows, *order_of(slots, rows), ranges, known, *values.stride()[:3], values.shape[1], candidates, newest,
+        blocks, heads=heads, head_dim=head_dim, indirect=slots is not None, tile=tile,
     )  # fmt: skip
     return ranges
 
@@ -234,19 +255,28 @@ def _leverage_tiles(states: Tensor) -> LeverageTiles:
 
 @triton.jit
 def _value_range(
-    values, rows, slots, slot_row, slot_head, ranges, value_row, value_token, value_head, candidates, blocks,
-    heads: tl.constexpr, head_dim: tl.constexpr, indirect: tl.constexpr, tile: tl.constexpr,
+    values, rows, slots, slot_row, slot_head, ranges, known, value_row, value_token, value_head, tokens, candidates,
+    newest, blocks, heads: tl.constexpr, head_dim: tl.constexpr, indirect: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     item, block, head = _program(blocks, heads)
     row = tl.load(rows + item)
     token = block * tile + tl.arange(0, tile)
     slot = slots_of(slots + row * slot_row + head * slot_head, token, candidates, indirect, False)
     states = _states_at(values + row * value_row + head * value_head, slot, value_token, head_dim)
-    states = tl.load(states).to(tl.float32)
+    unread = token < candidates
+    found = tl.zeros([tile], tl.float32)
+    if known is not None:
+        known_at = known + (row * heads + head) * tokens + slot
+        found = tl.load(known_at, mask=unread, other=0.0)
+        unread = unread & ((found < 0.0) | (token >= candidates - newest))
+    states = tl.load(states, mask=unread[:, None], other=0.0).to(tl.float32)
     # a maximum passes over NaN, the sum does not
     spread = tl.max(states, axis=1) - tl.min(states, axis=1) + tl.sum(states * 0.0, axis=1)
+    spread = tl.where(unread, _nan_unless_finite(spread), found)
+    if known is not None:
+        tl.store(known_at, spread, mask=unread)
     out = ranges + (item * heads + head).to(tl.int64) * candidates + token
-    tl.store(out, _nan_unless_finite(spread), mask=token < candidates)
+    tl.store(out, spread, mask=token < candidates)
 
 
 @triton.jit
