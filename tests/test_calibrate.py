@@ -302,6 +302,10 @@ def test_texts_that_fail_are_counted_and_not_measured(model_folder: Callable[...
         calibrated(model, write_rows(tmp_path / "bad.jsonl", rows), tmp_path / "out")
 
 
+def test_every_problem_is_one_text(model_folder: Callable[..., Path], problems: Path, tmp_path: Path):
+    assert calibrated(model_folder("qwen3"), problems, tmp_path / "out", samples=3).facts["texts"] == PROBLEMS
+
+
 def test_a_method_that_evicts_is_refused(model_folder: Callable[..., Path], problems: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="method random evicts: a model is measured with method full"):
         calibrated(model_folder("qwen3"), problems, tmp_path / "out", method="random", budget=16, window=4)
@@ -344,6 +348,14 @@ def test_a_damaged_folder_is_one_line(
     with pytest.raises(DataError, match=message) as caught:
         calibrated(model_folder("qwen3"), problems, tmp_path / "out")
     assert "\n" not in str(caught.value)
+
+
+def test_a_line_that_is_there_twice_counts_once(model_folder: Callable[..., Path], problems: Path, tmp_path: Path):
+    found = calibrated(model_folder("qwen3"), problems, tmp_path / "out")
+    path = found.path / "texts.jsonl"
+    before = told(found)
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[2] + path.read_bytes())
+    assert told(calibrated(model_folder("qwen3"), problems, tmp_path / "out")) == before
 
 
 def test_a_folder_in_use_is_left_alone(model_folder: Callable[..., Path], problems: Path, tmp_path: Path):

@@ -119,6 +119,7 @@ def test_sampling_draws_as_on_the_cpu():
     for params in (
         SamplingParams(),
         SamplingParams(temperature=0.6, top_p=0.95, top_k=20),
+        SamplingParams(temperature=0.6, top_k=100, min_p=0.05),
         SamplingParams(temperature=1.0),
     ):
         got, finite = sample(logits.to(GPU), params, keys.to(GPU), positions.to(GPU))
@@ -182,7 +183,7 @@ def test_a_cut_through_its_graph_is_that_of_a_batch(name: str):
     for _ in range(2):
         cache = StaticCache(shape, torch.bfloat16, GPU)
         cutter = Cutter(policy, cache, 284, 16)
-        cutter.prepare()
+        assert cutter.prepare() == [] and cutter._graph is not None
         caches.append((cache, cutter))
     (one, by_graph), (many, as_batch) = caches
     for part in ("keys", "values", "queries"):

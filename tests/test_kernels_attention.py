@@ -133,13 +133,19 @@ def test_no_bit_of_a_row_depends_on_its_neighbours(tokens: int, splits: int | No
         assert torch.equal(got[1], out[1])
 
 
+@pytest.mark.parametrize("lead", [0, 60, 200, 3000])
 @pytest.mark.parametrize("splits", [1, 3])
-def test_log_sums_over_the_candidates_are_left_at_each_rows_place(splits: int):
-    """What a cut needs of each query: the sum over the storage slots of candidates, the window left out."""
+def test_log_sums_over_the_candidates_are_left_at_each_rows_place(splits: int, lead: int):
+    """What a cut needs of each query: the sum over the storage slots of candidates, the window left out.
+
+    However far the window's scores lie above those of all candidates.
+    """
     from vase_cli.kernels.attention import AttentionConfig, decode_attention
 
     held, places, candidates, window = [150, 0, 131, 90], [7, 3, 10, 5], 120, 4
     queries, keys, values = states(4, 150, 2, 3, 64)
+    queries[..., 0] = 1.0
+    keys[:, candidates:, :, 0] += 8 * lead
     log_sums = torch.full((4, window, 6), 9.0, device=DEVICE)
     out = torch.empty_like(queries)
     decode_attention(

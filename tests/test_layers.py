@@ -19,16 +19,16 @@ ORDER = [
     ["calibrate", "validation"],
     ["evaluate", "bench"],
     ["assembly", "machine", "grading"],
-    ["engine", "catalog", "memory", "random_weights", "thresholds", "calibration_tokens"],
+    ["engine", "catalog", "memory", "random_weights", "thresholds", "calibration_tokens", "calibration_page"],
     ["decoding", "engine_settings"],
     ["models", "method_options", "report", "comparison", "run_folder", "calibration_folder", "calibration_table"],
-    ["fused", "compiled", "tensor_files", "threshold_facts", "value_statistics"],
-    ["forward", "sampling", "run_files"],
-    ["cut", "config", "accuracy", "report_schema"],
+    ["fused", "compiled", "tensor_files", "threshold_facts", "value_statistics", "calibration_charts"],
+    ["forward", "sampling", "run_files", "charts", "calibration_words"],
+    ["cut", "config", "accuracy", "report_schema", "drawing"],
     ["architecture"],
     ["cache", "attention", "eviction", "tasks", "graders", "_yaml", "budget", "randomness", "repetition", "quantiles"],
-    ["plugins", "ranking", "environment", "device"],
-    ["errors", "generation", "kernels"],
+    ["plugins", "ranking", "environment", "device", "graphs"],
+    ["errors", "generation", "kernels", "axes", "lettering"],
 ]
 ROW = {name: row for row, names in enumerate(ORDER) for name in names}
 
@@ -44,15 +44,16 @@ OWN = {
 # Where torch may be loaded with the module; elsewhere it waits inside a function.
 WITH_TORCH = {
     "assembly", "attention", "bench", "cache", "calibrate", "calibration_folder", "calibration_table",
-    "calibration_tokens", "compiled", "cut", "decoding", "device", "engine", "eviction", "forward", "fused", "kernels",
-    "models", "quantiles", "random_weights", "randomness", "ranking", "sampling", "tensor_files", "thresholds",
-    "value_statistics",
+    "calibration_tokens", "compiled", "cut", "decoding", "device", "engine", "eviction", "forward", "fused", "graphs",
+    "kernels", "models", "quantiles", "random_weights", "randomness", "ranking", "sampling", "tensor_files",
+    "thresholds", "value_statistics",
 }  # fmt: skip
 # Where torch has no place at all.
 WITHOUT_TORCH = {
-    "_yaml", "accuracy", "architecture", "budget", "catalog", "comparison", "config", "engine_settings", "environment",
-    "errors", "evaluate", "generation", "graders", "grading", "memory", "method_options", "plugins", "repetition",
-    "report", "report_schema", "run_files", "run_folder", "tasks", "threshold_facts", "validation",
+    "_yaml", "accuracy", "architecture", "axes", "budget", "calibration_charts", "calibration_page",
+    "calibration_words", "catalog", "charts", "comparison", "config", "drawing", "engine_settings", "environment",
+    "errors", "evaluate", "generation", "graders", "grading", "lettering", "memory", "method_options", "plugins",
+    "repetition", "report", "report_schema", "run_files", "run_folder", "tasks", "threshold_facts", "validation",
 }  # fmt: skip
 
 # Who may import what of others, and whether only inside a function.

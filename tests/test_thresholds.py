@@ -16,6 +16,7 @@ from vase_cli.assembly import Assembly
 from vase_cli.config import ModelEntry, ModelShape, Recipe, load_entry
 from vase_cli.errors import ConfigError, DataError, VaseError
 from vase_cli.eviction._scores import value_range
+from vase_cli.generation import Request
 from vase_cli.quantiles import TokenSample
 from vase_cli.tensor_files import save_tensors
 from vase_cli.threshold_facts import entry_text, entry_to_write, parse_rule, read_facts, write_entry
@@ -143,7 +144,7 @@ class TestFiles:
         weights = tmp_path / "model" / "model.safetensors"
         weights.parent.mkdir()
         save_tensors(weights, {"w": torch.zeros(3)})
-        entry = written(tmp_path, ModelEntry("m", path=weights.parent))
+        entry = written(weights.parent, ModelEntry("m", path=weights.parent))  # beside them, and none of them
         assert load_thresholds(entry, SHAPE) is not None
         save_tensors(weights, {"w": torch.ones(3)})
         with pytest.raises(ConfigError, match=r": weights: thresholds of [0-9a-f]{16}, the model has [0-9a-f]{16}; "):
@@ -228,7 +229,7 @@ class TestEntries:
         path, _ = entry_to_write(entry, tmp_path, built_in=False)
         assert path == tmp_path / "a--m.yaml"
         thresholds = write_thresholds(tmp_path, "a--m", VALUES, about(entry))
-        write_entry(path, entry_text(entry, thresholds.name, ("gsm8k", 301.26)))
+        write_entry(path, entry_text(entry, path, thresholds.name, ("gsm8k", 301.26)))
         found = load_entry(path, "a--m")
         assert (found.hub_id, found.thresholds) == ("a/m", str(thresholds))
         assert found.dense_tokens == {"gsm8k": 301.3}
@@ -245,7 +246,7 @@ class TestEntries:
         path, _ = entry_to_write(entry, own, built_in=True)
         assert path == own / "m.yaml"
         thresholds = write_thresholds(own, "m", VALUES, about(HUB))
-        write_entry(path, entry_text(entry, thresholds.name, ("math500", 999.0)))
+        write_entry(path, entry_text(entry, path, thresholds.name, ("math500", 999.0)))
         found = load_entry(path, "m")
         assert found.path is not None and found.path.resolve() == (tmp_path / "model").resolve()
         assert found.dense_tokens == {"gsm8k": 300.0, "math500": 999.0}
@@ -255,14 +256,14 @@ class TestEntries:
         assert sorted(one.name for one in own.iterdir()) == ["m.thresholds.safetensors", "m.thresholds.yaml", "m.yaml"]
 
     def test_the_users_own_entry_is_changed_in_place_and_twice_is_once(self, tmp_path: Path):
-        entry = self.put(tmp_path / "zoo", "hub_id: a/m\ndense_tokens:\n  gsm8k: 300\nlicense: mit\n")
+        entry = self.put(tmp_path / "zoo", "path: .\ndense_tokens:\n  gsm8k: 300\nlicense: mit\n")
         path, _ = entry_to_write(entry, tmp_path / "elsewhere", built_in=False)
         assert path == entry.source
         write_thresholds(path.parent, "m", VALUES, about(HUB))
         for _ in range(2):
-            write_entry(path, entry_text(load_entry(path, "m"), "m.thresholds.yaml", ("aime25", 15000.0)))
+            write_entry(path, entry_text(load_entry(path, "m"), path, "m.thresholds.yaml", ("aime25", 15000.0)))
         assert path.read_text() == (
-            "hub_id: a/m\nlicense: mit\ndense_tokens: {gsm8k: 300.0, aime25: 15000.0}\nthresholds: m.thresholds.yaml\n"
+            "path: .\nlicense: mit\ndense_tokens: {gsm8k: 300.0, aime25: 15000.0}\nthresholds: m.thresholds.yaml\n"
         )
 
     def test_an_entry_of_the_same_name_is_taken_only_if_it_is_of_the_same_model(self, tmp_path: Path):
@@ -280,7 +281,7 @@ class TestEntries:
     def test_a_length_that_is_known_and_a_file_that_is_no_task_change_no_length(self, tmp_path: Path):
         entry = self.put(tmp_path / "zoo", "hub_id: a/m\ndense_tokens: {gsm8k: 300}  # mine\n")
         for task in ("gsm8k", "my-problems"):
-            assert entry_text(entry, "t.yaml", (task, 5.0)) == (
+            assert entry_text(entry, tmp_path / "zoo" / "m.yaml", "t.yaml", (task, 5.0)) == (
                 "hub_id: a/m\ndense_tokens: {gsm8k: 300}  # mine\nthresholds: t.yaml\n"
             )
 
@@ -288,7 +289,7 @@ class TestEntries:
         entry = self.put(tmp_path / "zoo", "hub_id: a/m\n")
         assert entry.source is not None
         with pytest.raises(ConfigError, match="thresholds: no file"):
-            write_entry(entry.source, entry_text(entry, "missing.yaml", ("gsm8k", 5.0)))
+            write_entry(entry.source, entry_text(entry, entry.source, "missing.yaml", ("gsm8k", 5.0)))
         assert entry.source.read_text() == "hub_id: a/m\n"
         assert [one.name for one in (tmp_path / "zoo").iterdir()] == ["m.yaml"]
 
@@ -423,6 +424,29 @@ class TestAssembly:
         path = written(tmp_path, ModelEntry("tiny", path=model_folder("llama"))).thresholds
         with pytest.raises(VaseError, match=": weights: thresholds of "):
             self.make(model_folder("qwen3"), path)
+
+    def test_a_cut_reads_the_thresholds_of_its_own_layer(self, model_folder: Callable[..., Path], tmp_path: Path):
+        """Where nothing is over a threshold only the sinks stay; where everything is, it is the count."""
+        folder = model_folder("qwen3")
+        prompts = [tuple(range(3, 3 + length)) for length in (5, 24, 60)]  # the last one is cut by its prefill
+
+        def tokens(values: Tensor | None, **options: Any) -> list[tuple[int, ...]]:
+            entry = ModelEntry("tiny", path=folder)
+            path = None if values is None else written(tmp_path, entry, values).thresholds
+            assembly = self.make(folder, path, method_options=options)
+            part = assembly.part(None, max_new_tokens=60, max_total_tokens=200)
+            engine = assembly.engine(part, slots=2, longest_prompt_tokens=60)
+            requests = [Request(str(number), prompt, str(number)) for number, prompt in enumerate(prompts)]
+            return [one.token_ids for one in sorted(engine.generate(requests), key=lambda one: one.request.id)]
+
+        low, high = -1.0, 1e30
+        all_, sinks = tokens(None, n_large=12), tokens(None, n_large=4)
+        assert all_ != sinks
+        asked = {"n_large": 12, "outliers": "threshold"}
+        assert tokens(torch.full((2, 2), low), **asked) == all_
+        assert tokens(torch.full((2, 2), high), **asked) == sinks
+        one_layer = tokens(torch.tensor([[low, low], [high, high]]), **asked)
+        assert one_layer not in (all_, sinks, tokens(torch.tensor([[high, high], [low, low]]), **asked))
 
     def test_an_unknown_choice_is_one_line(self, model_folder: Callable[..., Path]):
         with pytest.raises(ConfigError, match="outliers: 'thresholds' is not known; did you mean 'threshold'"):

@@ -1,8 +1,8 @@
 """From a resolved recipe to an engine: everything is checked and planned before a weight is read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from vase_cli.engine import Engine
 from vase_cli.engine_settings import EngineSettings, check_settings
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
-from vase_cli.generation import EngineStats
+from vase_cli.generation import Completion, EngineStats
 from vase_cli.memory import (
     MemoryPlan,
     available_ram_bytes,
@@ -29,6 +29,7 @@ from vase_cli.memory import (
 from vase_cli.method_options import make_method
 from vase_cli.models import ChatTokenizer, LanguageModel, ModelFacts, describe, load, load_tokenizer
 from vase_cli.random_weights import RandomWeights
+from vase_cli.thresholds import Thresholds, load_thresholds
 
 MOST_SLOTS = {"cuda": 256, "cpu": 16}
 """What ``--slots auto`` stops at: on a CPU more rows only make each one slower."""
@@ -65,7 +66,9 @@ class Assembly:
 
     Attributes:
         recipe, entry: as resolved.
-        policy: the method with its options.
+        policy: the method with its options; one that asks for thresholds, where the model has none, counts instead.
+        thresholds: those of the model, where the method reads them.
+        notes: one line for each thing the user should know.
         device, facts, backend: what the model will run on and with.
         random_weights: drawn in place of the model's own; None where those are read.
         tokenizer: loaded with the first prompt.
@@ -97,9 +100,12 @@ class Assembly:
         describe_model = describe if weights is None else weights.describe
         self.facts: ModelFacts = describe_model(entry, recipe.dtype, self.device)
         self.backend = self._choose_backend()
+        self.notes: list[str] = []
+        self.thresholds = self._take_thresholds()
         self._loaded = _Loaded()
         if beside is not None:
-            if (beside.entry, beside.device, beside.facts) != (entry, self.device, self.facts):
+            same_weights = replace(beside.entry, thresholds=entry.thresholds) == entry
+            if not same_weights or (beside.device, beside.facts) != (self.device, self.facts):
                 raise ValueError("assemblies of different models share nothing")
             self._loaded = beside._loaded
 
@@ -145,6 +151,7 @@ class Assembly:
         *,
         most_slots: int | None = None,
         available_bytes: int | None = None,
+        reserved_bytes: int | None = None,
     ) -> MemoryPlan:
         """Plan memory for parts with their longest prompts' tokens; the part that needs most decides.
 
@@ -154,6 +161,7 @@ class Assembly:
             slots: how many, or "auto".
             most_slots: what "auto" stops at; None is the device's :data:`MOST_SLOTS`.
             available_bytes: what to plan with, weights included; None is all that is free.
+            reserved_bytes: what else will be allocated beside the run; None is nothing.
 
         Raises:
             ConfigError: it does not fit.
@@ -166,6 +174,7 @@ class Assembly:
                     self.policy,
                     getattr(torch, self.facts.dtype).itemsize,
                     log_sums=self.backend.leaves_log_sums,
+                    ranges=self.device.type == "cuda",
                 )
                 for part, longest in parts
             ]
@@ -176,7 +185,8 @@ class Assembly:
             cache_shape,
             sampled=self.recipe.sampling.temperature > 0,
             longest_prompt_tokens=max(longest for _, longest in parts),
-            available_bytes=self._available_bytes() if available_bytes is None else available_bytes,
+            available_bytes=(self._available_bytes() if available_bytes is None else available_bytes)
+            - (reserved_bytes or 0),
             slots=slots,
             most_slots=max(1, min(most_slots or MOST_SLOTS[self.device.type], requests)),
             kernels=self.device.type == "cuda",
@@ -211,10 +221,21 @@ class Assembly:
         why = f" ({self._loaded.unfused})" if self._loaded.unfused else ""
         return f"decode steps run through transformers' forward{why}"
 
-    def engine(self, part: Part, *, slots: int, longest_prompt_tokens: int, timed: bool = False) -> Engine:
+    def engine(
+        self,
+        part: Part,
+        *,
+        slots: int,
+        longest_prompt_tokens: int,
+        timed: bool = False,
+        observer: Callable[[Completion, torch.Tensor], None] | None = None,
+    ) -> Engine:
         """An engine with a cache of its own, for one part; loads the weights if they are not."""
         settings = self._settings(part, slots=slots, longest_prompt_tokens=longest_prompt_tokens)
-        return Engine(self.load(), self.policy, self.backend, settings, timed=timed)
+        thresholds = None if self.thresholds is None else self.thresholds.values.to(self.device)
+        return Engine(
+            self.load(), self.policy, self.backend, settings, timed=timed, observer=observer, thresholds=thresholds
+        )
 
     def gpus(self) -> list[str]:
         """Names of the GPUs that PyTorch sees."""
@@ -257,6 +278,19 @@ class Assembly:
             max_new_tokens=part.max_new_tokens,
             max_total_tokens=total,
         )
+
+    def _take_thresholds(self) -> Thresholds | None:
+        """The thresholds that the method reads; without any it counts, and a note says so."""
+        if not self.policy.reads_thresholds:
+            return None
+        found = None if self.random_weights is not None else load_thresholds(self.entry, self.facts.shape)
+        if found is None:
+            self.policy = replace(cast(Any, self.policy), outliers="count")
+            self.notes.append(
+                f"{self.recipe.method}: {self.entry.name} has no thresholds, so outliers are told by their count; "
+                "`vase calibrate` makes thresholds"
+            )
+        return found
 
     def _choose_backend(self) -> AttentionBackend:
         dtype = getattr(torch, self.facts.dtype)

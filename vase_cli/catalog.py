@@ -3,6 +3,7 @@
 Searched in this order, first wins: ``--zoo DIR`` and ``--recipes DIR``; each folder of ``$VASE_PATH``; the user's
 folder (``~/.config/vase`` or ``$XDG_CONFIG_HOME/vase`` on Linux); the built-in files. The last three hold ``zoo/`` and
 ``recipes/``. An entry is ``NAME.yaml``, or for a model with files of its own the folder ``NAME`` with ``entry.yaml``.
+``NAME.thresholds.yaml`` beside an entry is no entry: it is what the entry's ``thresholds`` names.
 """
 
 import dataclasses
@@ -34,6 +35,7 @@ from vase_cli.errors import ConfigError
 Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
 BUILT_IN = "built-in"
+_THRESHOLDS = ".thresholds.yaml"
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,7 @@ def _scan(folder: Path) -> dict[str, Path]:
             continue
         entry = child / "entry.yaml" if child.is_dir() else child
         name = child.name if child.is_dir() else child.stem
-        if entry.suffix != ".yaml" or not entry.is_file():
+        if entry.suffix != ".yaml" or entry.name.endswith(_THRESHOLDS) or not entry.is_file():
             continue
         if name in found:
             raise ConfigError(f"{folder}: both {name}.yaml and {name}/entry.yaml; keep one")

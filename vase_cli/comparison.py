@@ -89,13 +89,16 @@ _SHARES = ("loop_share", "truncated_share")
 
 
 def _against(run: ComparedRun, full: ComparedRun, task: str) -> str:
-    difference: PairedDifference = paired_difference(_scores(run, task), _scores(full, task))
+    difference: PairedDifference = paired_difference(
+        problem_scores(run.records, task), problem_scores(full.records, task)
+    )
     return _with_error(difference.difference, difference.standard_error, sign="+")
 
 
-def _scores(run: ComparedRun, task: str) -> dict[str, list[float]]:
+def problem_scores(records: Mapping[str, Mapping[str, Any]], task: str) -> dict[str, list[float]]:
+    """For each problem of a task the scores of its samples: 1 for a correct one, else 0."""
     scores: dict[str, list[float]] = {}
-    for record in run.records.values():
+    for record in records.values():
         if record["task"] == task:
             scores.setdefault(record["problem_id"], []).append(float(record["grade"] == "correct"))
     return scores

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vase_cli.cache import CacheShape, StaticCache
 from vase_cli.eviction.base import CacheView, EvictionPolicy, served_by_kernels
+from vase_cli.graphs import capture
 from vase_cli.randomness import SequenceNoise
 
 _WORKING_BYTES = 256 * 2**20
@@ -74,24 +75,24 @@ class Cutter:
         self._first_rows = self._layers * cache.shape.slots
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def prepare(self) -> None:
+    def prepare(self) -> list[str]:
         """Capture the cut of one row as a CUDA graph, where kernels cut; call it while no row is in use.
 
-        A cut is some forty small launches, which take longer to launch than to run.
+        A cut is some dozen small launches, which take longer to launch than to run.
+
+        Returns:
+            What failed, and why; rows are then cut without a graph.
         """
         if not self._batches or self._layers.device.type != "cuda":
-            return
+            return []
         self._numbers = torch.zeros((1, 4), dtype=torch.int64, device=self._layers.device)
         self._numbers[0, 3] = self._cache.shape.tokens
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._cut(self._numbers)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+
+        def cut() -> None:
             self._bad_layer = self._cut(self._numbers)
-        self._graph = graph
+
+        self._graph, reason = capture(cut, self._layers.device)
+        return [f"cuts run without a CUDA graph, and so slower: {reason}"] if reason else []
 
     def cut(self, subjects: Sequence[CutSubject]) -> Tensor:
         """Cut full rows (S tokens) back to the budget, in every layer; the cache's ``lengths`` stay as they are.

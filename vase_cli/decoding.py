@@ -19,10 +19,9 @@ from vase_cli.attention.base import AttentionBackend
 from vase_cli.cache import StaticCache
 from vase_cli.config import SamplingParams
 from vase_cli.forward import DecodeStep
+from vase_cli.graphs import capture, first_line
 from vase_cli.models import LanguageModel
 from vase_cli.sampling import sample
-
-_WARM_UP_STEPS = 2
 
 
 @dataclass
@@ -152,31 +151,13 @@ class DecodeLoop:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # a compiler may raise anything
-                failures.append(f"torch.compile failed, going on without it: {_first_line(error)}")
+                failures.append(f"torch.compile failed, going on without it: {first_line(error)}")
                 self._model.compile(on=False)
-        if self._model.device.type == "cuda" and (reason := self._capture()):
-            failures.append(f"decoding runs without a CUDA graph, and so slower: {reason}")
+        if self._model.device.type == "cuda":
+            self._graph, reason = capture(lambda: self._compute(None), self._model.device)
+            if reason:
+                failures.append(f"decoding runs without a CUDA graph, and so slower: {reason}")
         return failures
-
-    def _capture(self) -> str:
-        """Capture the step; why it failed, or nothing."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP_STEPS):
-                self._compute(None)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                self._compute(None)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            torch.cuda.synchronize()
-            return _first_line(error)
-        self._graph = graph
-        return ""
 
     def step(self, longest: int) -> None:
         """Advance every active row by one token; ``longest`` is the most tokens that a row attends to."""
@@ -197,12 +178,6 @@ class DecodeLoop:
         state.tokens.copy_(tokens * state.active)
         state.text_positions += state.active
         cache.lengths += state.active
-
-
-def _first_line(error: Exception) -> str:
-    """What an error says first, with the cause where a first line only announces it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 class Readback:

@@ -110,7 +110,8 @@ class Engine:
             model, policy, backend, settings: what generates, and how.
             timed: keep the time of each step.
             observer: told of each finished text, with the values that its row holds: (L, T, H, D) in storage order,
-                a view that lives until it returns. For ``full`` that is the text order, the last token left out.
+                a view that lives until it returns. For ``full`` that is the text order, the last token left out; with
+                a method that evicts, the step in flight may have cut the row once more.
             thresholds: (L, H) float32 on the model's device, for a method that reads them.
 
         Raises:
@@ -129,7 +130,12 @@ class Engine:
         self._thresholds = thresholds
         self._lag = 1 if model.device.type == "cuda" else 0
         model.reserve(settings.max_total_tokens)
-        self._build()
+        try:
+            self._build()
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"out of memory for a cache of {settings.slots} slots: use --slots, or a smaller budget"
+            ) from error
 
     def _build(self) -> None:
         """Allocate the cache and what stands beside it, for ``settings.slots`` rows, all idle."""
@@ -182,7 +188,7 @@ class Engine:
                     yield self._shrink(waiting, memory_error)
         finally:
             self._flights.clear()
-            for row in range(self.settings.slots):
+            for row in range(len(self._sequences)):
                 self._free(row)
 
     @torch.inference_mode()
@@ -239,7 +245,8 @@ class Engine:
             self._loop = DecodeLoop(self._model, self.cache, self._backend, self._state, self.settings.sampling)
             self._notices += self._loop.prepare()
             if self._cutter is not None:
-                self._cutter.prepare()
+                self._notices += self._cutter.prepare()
+            self._read_s = time.perf_counter()  # what is compiled and captured is not decoding
         return self._loop
 
     def _admit(self, request: Request, row: int) -> None:
@@ -347,19 +354,20 @@ class Engine:
             self.stats.decode_tokens += len(running)
         layers = self._model.facts.shape.layers
         new = []
-        ended = []
+        checked = []
         for launched, token, logits_finite in running:
             layer = bad_layers.get(launched.sequence.row, layers)
             failed = layer < layers or not logits_finite
+            checked.append((launched, token, failed, layer if layer < layers else None))
             if not failed or flight.prefill is None:
                 new.append((launched.sequence.request, token))
-            if failed:
-                ended.append(self._fail(launched, layer if layer < layers else None))
-            else:
-                ended += self._take(launched, token)
         if new:
             yield NewTokens(tuple(new))
-        yield from ended
+        for launched, token, failed, layer in checked:  # each by itself: one that fails loses no other's completion
+            if failed:
+                yield self._fail(launched, layer)
+            else:
+                yield from self._take(launched, token)
 
     def _take(self, launched: _Launched, token_id: int) -> list[Completion]:
         """Add a token to its text and finish the text if it ends here."""
@@ -407,19 +415,27 @@ class Engine:
     def _shrink(self, waiting: deque[Request], memory_error: str) -> Notice:
         """Start again with three quarters of the slots; unfinished requests go back to the head of the queue."""
         unfinished = sorted((one for one in self._sequences if one is not None), key=lambda one: one.started_s)
-        if self.settings.slots == 1:
-            raise ModelError(f"out of memory with one slot ({memory_error}): use a smaller budget, limit or model")
         waiting.extendleft(sequence.request for sequence in reversed(unfinished))
-        self.settings = replace(self.settings, slots=self.settings.slots * 3 // 4)
-        del self.cache, self._cutter, self._loop, self._state
+        self._sequences = []  # nothing to free, should the rebuilding fail
         self._flights.clear()
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-        self._build()
+        while memory_error:
+            if self.settings.slots == 1:
+                raise ModelError(f"out of memory with one slot ({memory_error}): use a smaller budget, limit or model")
+            self.settings = replace(self.settings, slots=self.settings.slots * 3 // 4)
+            for name in ("cache", "_cutter", "_loop", "_state"):
+                self.__dict__.pop(name, None)
+            if self._model.device.type == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+            try:
+                self._build()
+                memory_error = ""
+            except torch.OutOfMemoryError as error:
+                memory_error = str(error).splitlines()[0]
+        slots = "one slot" if self.settings.slots == 1 else f"{self.settings.slots} slots"
         return Notice(
-            f"out of memory: going on with {self.settings.slots} slots; {len(unfinished)} unfinished texts start "
-            "again, finished ones are kept"
+            f"out of memory: going on with {slots}; unfinished texts ({len(unfinished)}) start again, finished ones "
+            "are kept"
         )
 
     def _free(self, row: int) -> None:

@@ -124,7 +124,7 @@ def evaluate(
         {problem.id: encode_prompt(assembly, problem.prompt, raw=raw) for problem in task_part.problems.problems}
         for task_part in parts
     ]
-    longest = [_longest(task_part, of_task) for task_part, of_task in zip(parts, prompts, strict=True)]
+    longest = [longest_prompt(task_part, of_task) for task_part, of_task in zip(parts, prompts, strict=True)]
     planned = sum(len(one.problems.problems) * one.samples for one in parts)
     slots = _slots(assembly, None if root is None else root / run["name"])
     plan = assembly.plan([(one.part, tokens) for one, tokens in zip(parts, longest, strict=True)], planned, slots)
@@ -132,9 +132,9 @@ def evaluate(
         assembly.load()  # weights that cannot be loaded leave no folder behind
     folder = None if root is None else RunFolder.open(root, run["name"], run)
     with contextlib.nullcontext() if folder is None else folder:
-        for line in (*_budget_lines(parts), *(folder.notes if folder else ()), plan.sentence()):
+        for line in (*assembly.notes, *_budget_lines(parts), *(folder.notes if folder else ()), plan.sentence()):
             progress.note(line)
-        session = _Session(assembly, folder, plan.slots, _planned_steps(parts, longest, plan.slots))
+        session = _Session(assembly, folder, plan.slots, planned_steps(parts, longest, plan.slots))
         try:
             for task_part, of_task, tokens in zip(parts, prompts, longest, strict=True):
                 _evaluate_task(session, task_part, of_task, tokens, progress)
@@ -179,6 +179,8 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
             for one in parts
         },
     }
+    if assembly.thresholds is not None:
+        config["thresholds"] = assembly.thresholds.digest
     digest = config_hash(config)
     names = "-".join(one.task.name for one in parts)
     budget = "" if recipe.budget is None else str(recipe.budget)
@@ -287,7 +289,7 @@ def _evaluate_task(
     finished = session.records().keys()
     requests = {
         request.id: (request, problem)
-        for request, problem in _requests(task_part, prompts)
+        for request, problem in requests_of(task_part, prompts)
         if request.id not in finished
     }
     planned = len(problems) * task_part.samples
@@ -323,7 +325,7 @@ def _evaluate_task(
             store_graded(wait=True)
 
 
-def _requests(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> Iterator[tuple[Request, Problem]]:
+def requests_of(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> Iterator[tuple[Request, Problem]]:
     """All problems once, then again: a run that is stopped early has seen as many problems as it could."""
     for sample in range(task_part.samples):
         for problem in task_part.problems.problems:
@@ -352,7 +354,7 @@ def encode_prompt(assembly: Assembly, text: str, *, raw: bool) -> Prompt:
     return tokenizer.encode_text(text)
 
 
-def _longest(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> int:
+def longest_prompt(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> int:
     """Tokens of the longest prompt; a limit that leaves no room after any of them is refused."""
     tokens = [len(prompt.token_ids) for prompt in prompts.values()]
     limit = task_part.part.max_total_tokens
@@ -365,7 +367,7 @@ def _longest(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> int:
     return max(tokens)
 
 
-def _planned_steps(parts: Sequence[TaskPart], longest: Sequence[int], slots: int) -> int:
+def planned_steps(parts: Sequence[TaskPart], longest: Sequence[int], slots: int) -> int:
     """Decode steps if every text reaches its limit; the same whether a run is new or goes on."""
     steps = 0
     for one, prompt_tokens in zip(parts, longest, strict=True):

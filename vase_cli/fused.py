@@ -59,6 +59,7 @@ class FusedForward:
         self._head_dim = self._layers[0].projection.shape[0] // (self._heads + 2 * self._kv_heads)
         self._scale = float(model.model.layers[0].self_attn.scaling)
         self._cos = self._sin = torch.empty(0)
+        self._replaced: list[tuple[Tensor, Tensor]] = []
         self.reserve(_PROBE_TOKENS)
 
     def reserve(self, tokens: int) -> None:
@@ -68,6 +69,7 @@ class FusedForward:
         positions = torch.arange(tokens, device=self._embedding.device)[None]
         cos, sin = self._rotary(torch.empty(0, dtype=torch.float32, device=positions.device), positions)
         dtype = self._embedding.dtype
+        self._replaced.append((self._cos, self._sin))  # graphs captured before go on reading them
         self._cos, self._sin = cos[0].to(dtype).contiguous(), sin[0].to(dtype).contiguous()
 
     def prefill(self, token_ids: Tensor, step: ForwardStep) -> Tensor:

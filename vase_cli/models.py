@@ -156,7 +156,7 @@ def weights_digest(entry: ModelEntry) -> str | None:
     if entry.path is None:
         return None
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(entry.path.glob("*.safetensors")):
+    for path in sorted(set(entry.path.glob("*.safetensors")) - set(entry.path.glob("*.thresholds.safetensors"))):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

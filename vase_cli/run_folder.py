@@ -24,7 +24,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -328,6 +328,23 @@ class RunFolder:
             _held_locks.discard(self._lock)
             os.close(self._lock)
             self._lock = None
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder for a while; the system lets it go when the process ends in any way.
+
+    Raises:
+        ConfigError: another process holds it, or it cannot be written.
+    """
+    descriptor = _acquire(folder / _LOCK_FILE)
+    try:
+        yield
+    finally:
+        _held_locks.discard(descriptor)
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+        os.close(descriptor)
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import vase_cli
-from vase_cli.cli import bench, doctor, evaluate, grade, methods, recipes, run, tasks, zoo
+from vase_cli.cli import bench, calibrate, doctor, evaluate, grade, methods, recipes, run, tasks, zoo
 from vase_cli.errors import VaseError
 
 EXIT_INTERRUPTED = 130
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("eval")(evaluate.evaluate)
 app.command("bench")(bench.bench)
+app.command("calibrate")(calibrate.calibrate)
 app.command("grade")(grade.grade)
 app.command("doctor")(doctor.doctor)
 app.add_typer(methods.app, name="methods")

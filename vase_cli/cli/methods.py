@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import json
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -56,6 +56,8 @@ def _summary(method: Any) -> str:
 
 
 def _type_name(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, get_args(annotation)))
     return getattr(annotation, "__name__", None) or str(annotation).replace(" | None", "")
 
 

@@ -91,3 +91,12 @@ class EvalProgress:
     def _figures(self) -> str:
         accuracy = f"{self._correct / self._graded:.0%} right so far, " if self._graded else ""
         return f"{accuracy}{self._speed:,.0f} tokens/s"
+
+
+class CalibrationProgress(EvalProgress):
+    """Texts done, tokens per second and the time that is left; nothing is graded."""
+
+    def sample(self, record: Mapping[str, Any]) -> None:
+        """A text was finished and measured."""
+        self._finished += 1
+        self._show(1)

@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vase_cli.catalog import Catalog
+from vase_cli.catalog import Catalog, CatalogFile
 from vase_cli.cli._files import (
     AsJson,
     Destination,
@@ -23,6 +24,7 @@ from vase_cli.cli._files import (
     validate,
 )
 from vase_cli.config import ModelEntry, load_entry
+from vase_cli.threshold_facts import files_of, read_facts
 
 app = typer.Typer(help="List models, show one, check or copy their files.", no_args_is_help=True)
 
@@ -58,13 +60,19 @@ def show_entry(
     entry = catalog.find_model(name)
     if entry.source is not None and (note := catalog.find("zoo", name).note):
         print_notes([note])
+    facts = None if entry.thresholds is None else read_facts(Path(entry.thresholds))
     if as_json:
-        typer.echo(_json(entry))
+        typer.echo(_json(entry, {} if facts is None else {"threshold_facts": facts.shown()}))
         return
     rows = [("FACT", "VALUE", "FROM")]
     for key, value in flatten(entry, skip=("origins", "source")).items():
         nothing = value in (None, {}) or key == "name"
         rows.append((key, cell(value), "-" if nothing else _origin(entry, key)))
+        if key == "thresholds" and facts is not None:
+            rows += [
+                (f"thresholds.{fact}", cell(said), f"{entry.thresholds}:{facts.lines[fact]}")
+                for fact, said in facts.shown().items()
+            ]
     print_columns(rows)
 
 
@@ -72,7 +80,7 @@ def show_entry(
 def validate_entries(names: Names = None, zoo: ZooFolder = None) -> None:
     """Check zoo files; exit code 2 if any is wrong, a line for each."""
     catalog = Catalog.open(zoo=zoo)
-    validate(catalog, "zoo", names or [], lambda file: load_entry(file.path, file.name))
+    validate(catalog, "zoo", names or [], _check)
 
 
 @app.command("copy")
@@ -86,8 +94,14 @@ def copy_entry(
     file = Catalog.open(zoo=zoo).find("zoo", name)
     entry = load_entry(file.path, file.name)
     whole_folder = file.path.name == "entry.yaml"
-    beside = [Path(entry.thresholds)] if entry.thresholds and not whole_folder else []
+    beside = [] if whole_folder or entry.thresholds is None else files_of(Path(entry.thresholds))
     typer.echo(copy(file, destination, beside=beside, force=force))
+
+
+def _check(file: CatalogFile) -> None:
+    entry = load_entry(file.path, file.name)
+    if entry.thresholds is not None:
+        files_of(Path(entry.thresholds))
 
 
 def _origin(entry: ModelEntry, key: str) -> str:
@@ -97,5 +111,7 @@ def _origin(entry: ModelEntry, key: str) -> str:
     return entry.origins.get(key, "default")
 
 
-def _json(entry: ModelEntry) -> str:
-    return json.dumps(dataclasses.asdict(entry), default=str, ensure_ascii=False)  # a Path is its text
+def _json(entry: ModelEntry, more: Mapping[str, Any] | None = None) -> str:
+    return json.dumps(
+        dataclasses.asdict(entry) | dict(more or {}), default=str, ensure_ascii=False
+    )  # a Path is its text

@@ -182,6 +182,7 @@ def _attend(
     tile = offsets[:, None] * (heads * head_dim) + dims[None, :]
     maximum = tl.full([group_rows], float("-inf"), tl.float32)
     total = tl.zeros([group_rows], tl.float32)
+    candidates_maximum = tl.full([group_rows], float("-inf"), tl.float32)
     candidates_total = tl.zeros([group_rows], tl.float32)
     weighted = tl.zeros([group_rows, head_dim], tl.float32)
     for start in tl.range(first, last, block, num_stages=stages):
@@ -196,8 +197,13 @@ def _attend(
         exponentials = tl.exp2(scores - new_maximum[:, None])
         total = total * shrink + tl.sum(exponentials, axis=1)
         if log_sums is not None:
-            of_candidates = tl.where((start + offsets < candidates)[None, :], exponentials, 0.0)
-            candidates_total = candidates_total * shrink + tl.sum(of_candidates, axis=1)
+            # Their own maximum: the window's tokens may outweigh all of them by more than float32 can hold.
+            scores = tl.where((start + offsets < candidates)[None, :], scores, float("-inf"))
+            top = tl.maximum(candidates_maximum, tl.max(scores, axis=1))
+            base = tl.where(top == float("-inf"), 0.0, top)
+            candidates_total *= tl.exp2(candidates_maximum - base)
+            candidates_total += tl.sum(tl.exp2(scores - base[:, None]), axis=1)
+            candidates_maximum = top
         weighted = tl.dot(exponentials.to(value.dtype), value, weighted * shrink[:, None], input_precision="ieee")
         maximum = new_maximum
 
@@ -208,7 +214,9 @@ def _attend(
         if log_sums is not None:
             place = tl.load(text_positions + row) % window
             at = (row * window + place) * heads * group + head * group + members
-            tl.store(log_sums + at, maximum + tl.log2(candidates_total), mask=(members < group) & (tokens > 0))
+            tl.store(
+                log_sums + at, candidates_maximum + tl.log2(candidates_total), mask=(members < group) & (tokens > 0)
+            )
     else:
         part = query_heads * splits + split
         tl.store(parts + part[:, None].to(tl.int64) * head_dim + dims[None, :], weighted, mask=is_query)
@@ -216,7 +224,7 @@ def _attend(
         plane = rows * heads * group * splits
         tl.store(weights + plane + part, total, mask=members < group)
         if log_sums is not None:
-            tl.store(weights + 2 * plane + part, candidates_total, mask=members < group)
+            tl.store(weights + 2 * plane + part, candidates_maximum + tl.log2(candidates_total), mask=members < group)
 
 
 @triton.jit
@@ -246,16 +254,12 @@ def _join(
     maximum = tl.max(tl.load(weights + query * splits + everything, mask=everything < used, other=float("-inf")))
     dims = tl.arange(0, head_dim)
     total = tl.zeros([8], tl.float32)
-    candidates_total = tl.zeros([8], tl.float32)
     weighted = tl.zeros([8, head_dim], tl.float32)
     for start in range(0, used, 8):
         index = start + tl.arange(0, 8)
         part = query * splits + index
         factor = tl.exp2(tl.load(weights + part, mask=index < used, other=float("-inf")) - maximum)
         total += factor * tl.load(totals + part, mask=index < used, other=0.0)
-        if log_sums is not None:
-            plane = rows * query_heads * splits
-            candidates_total += factor * tl.load(totals + plane + part, mask=index < used, other=0.0)
         places = part[:, None].to(tl.int64) * head_dim + dims[None, :]
         weighted += factor[:, None] * tl.load(parts + places, mask=(index < used)[:, None], other=0.0)
     total_of_all = tl.sum(total)
@@ -263,7 +267,10 @@ def _join(
         total_of_all += 1.0
     if log_sums is not None:
         place = tl.load(text_positions + row) % window
-        log_sum = maximum + tl.log2(tl.sum(candidates_total))
+        part_at = totals + rows * query_heads * splits + query * splits + everything
+        logs = tl.load(part_at, mask=everything < used, other=float("-inf"))
+        top = tl.max(logs, axis=0)
+        log_sum = top + tl.log2(tl.sum(tl.exp2(logs - top)))
         tl.store(log_sums + (row * window + place) * query_heads + head, log_sum, mask=tokens > 0)
     result = tl.sum(weighted, axis=0) / total_of_all
     tl.store(out + query * head_dim + dims, result.to(out.dtype.element_ty))

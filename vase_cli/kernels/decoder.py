@@ -1,7 +1,8 @@
 """What stands between the matrix products of a decoder layer, each in one launch: norms, rotation, activation.
 
 All round where transformers rounds, so that only the order of a sum can differ from it: a norm's states go back to the
-model's dtype before the weight, and every product and sum of a rotation is rounded, its cosines and sines too.
+model's dtype before the weight, and every product and sum of a rotation is rounded, its cosines and sines too. A bias
+alone is added to a product that is rounded already.
 
 Letters: B rows (one token each), E width of the residual stream, M width of the MLP, S cached tokens a row can hold,
 W window, P positions, Hq query heads, H KV heads, D head dim.

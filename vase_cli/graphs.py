@@ -1,0 +1,48 @@
+"""CUDA graphs: work that was launched once, kernel by kernel, and is then launched as a whole."""
+
+from collections.abc import Callable
+
+import torch
+
+_WARM_UPS = 2
+
+
+def capture(compute: Callable[[], object], device: torch.device) -> tuple[torch.cuda.CUDAGraph | None, str]:
+    """Run some work a few times, so that everything is compiled, and capture it.
+
+    Args:
+        compute: launches the work on the current stream; without waiting for the device, if it is to be captured.
+        device: where.
+
+    Returns:
+        The graph, or None and why it could not be captured.
+
+    Raises:
+        torch.OutOfMemoryError: no room for what the work allocates.
+    """
+    before = torch.cuda.current_stream(device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(before)
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UPS):
+            compute()
+    before.wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            compute()
+    except RuntimeError as error:
+        # A capture that fails ends with an error of its own, before it gives the stream back.
+        torch.cuda.set_stream(before)
+        cause = error.__context__ or error
+        if isinstance(cause, torch.OutOfMemoryError):
+            raise cause from None
+        torch.cuda.synchronize(device)
+        return None, first_line(cause)
+    return graph, ""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, with the cause where a first line only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -1,0 +1,70 @@
+"""Tensors with a few words beside them, in safetensors files: written in one step, read whole or not at all."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vase_cli.errors import DataError, RunError
+from vase_cli.run_files import failure, write_atomically
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, durable: bool = True
+) -> None:
+    """Write a file in one step: a reader, or a kill, finds the old or the new one, whole.
+
+    Args:
+        path: where.
+        tensors: by name, of any device.
+        metadata: words that travel in the file's header.
+        durable: wait for the disk.
+
+    Raises:
+        RunError: the disk is full, or the folder cannot be written.
+    """
+    from safetensors.torch import save
+
+    content = save({name: one.detach().cpu().contiguous() for name, one in tensors.items()}, dict(metadata or {}))
+    try:
+        write_atomically(path, content, durable=durable)
+    except OSError as error:
+        raise failure("write", path, error, RunError) from error
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file, on the CPU, and its words.
+
+    Raises:
+        DataError: the file is missing, cut, or not of this kind.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; restore it") from error
+    except OSError as error:
+        raise failure("read", path, error, DataError) from error
+    except SafetensorError as error:
+        raise DataError(f"{path}: cut or not a safetensors file ({error}); restore it") from error
+
+
+def require_tensor(
+    path: Path, tensors: Mapping[str, Tensor], name: str, shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    """One tensor of a file.
+
+    Raises:
+        DataError: it is missing, or of another shape or type.
+    """
+    if name not in tensors:
+        raise DataError(f"{path}: it holds no '{name}'; restore it")
+    found = tensors[name]
+    if tuple(found.shape) != tuple(shape) or found.dtype != dtype:
+        said = f"{tuple(found.shape)} {str(found.dtype).removeprefix('torch.')}"
+        wanted = f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
+        raise DataError(f"{path}: '{name}' is {said}, not {wanted}; restore it")
+    return found
