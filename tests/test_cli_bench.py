@@ -212,10 +212,11 @@ def test_memory_that_does_not_suffice_is_a_result(vase: Shell, monkeypatch: pyte
     )
     cells = records(outcome.lines())
     assert [cell["status"] for cell in cells] == ["out of memory", "ok", "out of memory"]
-    assert cells[0]["error"] == "out of memory. Tried to allocate 2 GiB."
+    shortage = "out of memory for a cache of 2 slots (out of memory. Tried to allocate 2 GiB.)"
+    assert cells[0]["error"].startswith(shortage)
     assert "900 slots do not fit" in cells[2]["error"]
     assert json.loads(outcome.lines()[-1])["out_of_memory"] == 2
-    assert "warning: out of memory. Tried to allocate 2 GiB." in outcome.err
+    assert f"warning: {shortage}" in outcome.err
     assert next(row.split()[:7] for row in outcome.err.splitlines() if row.startswith("random ")) == [
         "random", "16", "2", "32", "out", "of", "memory",
     ]  # fmt: skip

@@ -134,7 +134,8 @@ class Engine:
             self._build()
         except torch.OutOfMemoryError as error:
             raise ModelError(
-                f"out of memory for a cache of {settings.slots} slots: use --slots, or a smaller budget"
+                f"out of memory for a cache of {settings.slots} slots ({str(error).splitlines()[0]}): use fewer --slots, "
+                "or a smaller budget or limit"
             ) from error
 
     def _build(self) -> None:
