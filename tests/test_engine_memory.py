@@ -8,10 +8,11 @@ import pytest
 import torch
 from test_engine import load_model, make_engine, make_requests, token_ids
 
+from vase_cli.config import SamplingParams
 from vase_cli.decoding import DecodeLoop
 from vase_cli.engine import Engine
 from vase_cli.errors import ModelError
-from vase_cli.generation import Completion, Notice, Request
+from vase_cli.generation import Completion, NewTokens, Notice, Request
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, calls: set[int]) -> None:
@@ -137,3 +138,91 @@ def test_a_request_may_have_a_limit_of_its_own(model_folder: Callable[..., Path]
         assert completion.finish_reason == "length"
         assert completion.token_ids == texts[completion.request.id][: 3 + 9 * number]
         assert len(completion.token_ids) == min(40, 3 + 9 * number)
+
+
+@pytest.fixture
+def one_step_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets an engine on a CPU run as on a GPU: a step is launched before the one before it is read."""
+    monkeypatch.setattr(Engine, "_event", lambda self: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize("method", ["full", "vase-attnv", "rkv", "streaming"])
+def test_a_host_that_runs_ahead_makes_the_same_texts(
+    method: str, slots: int, one_step_ahead: None, model_folder: Callable[..., Path]
+):
+    model = load_model(model_folder("qwen3"))
+    model.eos_token_ids = frozenset(range(0, 97, 7))  # texts end early, and often
+
+    def texts(lag: int) -> dict[str, tuple[object, ...]]:
+        engine = make_engine(model, method, slots=slots, max_new_tokens=25, sampling=SamplingParams(temperature=1.0))
+        engine._lag = lag
+        heard: dict[str, list[int]] = {}
+        finished = {}
+        for event in engine.stream(make_requests()):
+            if isinstance(event, NewTokens):
+                for request, token in event.tokens:
+                    heard.setdefault(request.id, []).append(token)
+            elif isinstance(event, Completion):
+                assert event.request.id not in finished
+                finished[event.request.id] = event.token_ids, event.finish_reason, event.cuts, event.cached_tokens
+        assert {key: tuple(tokens) for key, tokens in heard.items()} == {key: one[0] for key, one in finished.items()}
+        assert engine.cache.lengths.sum() == 0 and engine._state.active.sum() == 0
+        return finished
+
+    assert texts(1) == texts(0)
+
+
+@pytest.mark.parametrize(("name", "call"), [("step", 0), ("step", 7), ("step", 20), ("prefill", 0), ("prefill", 5)])
+def test_out_of_memory_loses_nothing_that_is_in_flight(
+    name: str, call: int, one_step_ahead: None, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    model = load_model(model_folder("qwen3"))
+    model.eos_token_ids = frozenset(range(0, 97, 7))
+    expected = token_ids(make_engine(model, "vase-attnv"), make_requests())
+    fail_at(monkeypatch, DecodeLoop if name == "step" else type(model), name, {call})
+    engine = make_engine(model, "vase-attnv")
+    engine._lag = 1
+    assert token_ids(engine, make_requests()) == expected
+
+
+def test_out_of_memory_while_shrinking_shrinks_further(
+    model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    model = load_model(model_folder("qwen3"))
+    expected = token_ids(make_engine(model, "vase-attnv"), make_requests())
+    engine = make_engine(model, "vase-attnv")
+    fail_at(monkeypatch, DecodeLoop, "step", {5})
+    fail_at(monkeypatch, Engine, "_build", {0})
+    assert token_ids(engine, make_requests()) == expected
+    assert engine.settings.slots == 2
+
+
+def test_out_of_memory_for_every_number_of_slots_is_one_line(
+    model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    engine = make_engine(load_model(model_folder("qwen3")), "vase-attnv")
+    fail_at(monkeypatch, DecodeLoop, "step", {5})
+    fail_at(monkeypatch, Engine, "_build", set(range(9)))
+    with pytest.raises(ModelError, match=r"^out of memory with one slot"):
+        list(engine.generate(make_requests()))
+
+
+def test_an_observer_that_fails_takes_no_other_text_with_it(model_folder: Callable[..., Path]):
+    model = load_model(model_folder("qwen3"))
+    model.eos_token_ids = frozenset()
+    plain = make_engine(model, "full", max_new_tokens=6)
+    seen = []
+
+    def observe(completion: Completion, values: torch.Tensor) -> None:
+        seen.append(completion.request.id)
+        if len(seen) == 2:
+            raise RuntimeError("no room")
+
+    engine = Engine(model, plain._policy, plain._backend, plain.settings, observer=observe)
+    finished = []
+    with pytest.raises(RuntimeError, match="no room"):
+        for completion in engine.generate(make_requests()[:4]):
+            finished.append(completion.request.id)
+    assert finished == seen[:1]

@@ -5,7 +5,7 @@ import torch
 
 from vase_cli.config import SamplingParams
 from vase_cli.randomness import gumbel, uniform
-from vase_cli.sampling import sample
+from vase_cli.sampling import drawn_from_few, sample
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, 1.0, -4.0])
 
@@ -108,3 +108,16 @@ def test_a_large_vocabulary_keeps_its_rare_tokens():
     )
     assert abs((tokens == 0).float().mean().item() - 0.5) < 5 * math.sqrt(0.25 / draws)
     assert tokens[tokens != 0].unique().numel() > 0.9 * (tokens != 0).sum().item()
+
+
+@pytest.mark.parametrize(
+    ("params", "few"),
+    [
+        (SamplingParams(), True),
+        (SamplingParams(temperature=0.6, top_k=20, top_p=0.95), True),
+        (SamplingParams(temperature=0.6, top_k=65), False),
+        (SamplingParams(temperature=0.6, top_p=0.95), False),
+    ],
+)
+def test_what_draws_from_few_candidates_is_known_before(params: SamplingParams, few: bool):
+    assert drawn_from_few(params) == few

@@ -29,6 +29,7 @@ from vase_cli.memory import (
 from vase_cli.method_options import make_method
 from vase_cli.models import ChatTokenizer, LanguageModel, ModelFacts, describe, load, load_tokenizer
 from vase_cli.random_weights import RandomWeights
+from vase_cli.sampling import drawn_from_few
 from vase_cli.thresholds import Thresholds, load_thresholds
 
 MOST_SLOTS = {"cuda": 256, "cpu": 16}
@@ -190,6 +191,7 @@ class Assembly:
             slots=slots,
             most_slots=max(1, min(most_slots or MOST_SLOTS[self.device.type], requests)),
             kernels=self.device.type == "cuda",
+            few_candidates=drawn_from_few(self.recipe.sampling),
         )
 
     def load(self) -> LanguageModel:

@@ -133,9 +133,10 @@ class Engine:
         try:
             self._build()
         except torch.OutOfMemoryError as error:
+            asked = str(error).splitlines()[0]
             raise ModelError(
-                f"out of memory for a cache of {settings.slots} slots ({str(error).splitlines()[0]}): use fewer --slots, "
-                "or a smaller budget or limit"
+                f"out of memory for a cache of {settings.slots} slots ({asked}): use fewer --slots, or a smaller "
+                "budget or limit"
             ) from error
 
     def _build(self) -> None:

@@ -36,8 +36,11 @@ _KERNEL_CUT_WORKING_BYTES = 256 * 2**20
 _KERNEL_BYTES_PER_SCORE = 32
 _KERNEL_PROMPT_CUT_BYTES = 3 * 48 * 2**20
 """Of a prompt longer than a row: states that wait for their cut, side by side, and what stays of them."""
-_KERNEL_WORKSPACE_BYTES = 48 * 2**20
-"""What the vendor's matrix products keep for themselves on a GPU, and the rotations of all positions."""
+_PRODUCTS_WORKSPACE_BYTES = 32 * 2**20
+"""What the vendor's matrix products keep for themselves on a GPU."""
+
+_MOST_ROTATIONS = 2**17
+"""The fused forward holds the rotations of as many positions as the model is made for, up to these."""
 
 _MLP_TOKENS_AT_ONCE = 8192
 """The fused forward takes a long prompt's MLP in pieces of so many tokens."""
@@ -96,6 +99,7 @@ def plan_memory(
     slots: int | str,
     most_slots: int,
     kernels: bool = False,
+    few_candidates: bool = False,
 ) -> MemoryPlan:
     """Plan a run.
 
@@ -108,6 +112,7 @@ def plan_memory(
         slots: how many, or "auto" for as many as fit, up to ``most_slots``.
         most_slots: more than these bring nothing.
         kernels: whether the fused forward and the kernels for cuts and sampling are used, as on a GPU.
+        few_candidates: whether a token is drawn from so few that the kernel for it is used.
 
     Raises:
         ConfigError: not even one slot fits, or the slots that were asked for do not; says the figures.
@@ -116,6 +121,8 @@ def plan_memory(
     def plan(count: int) -> MemoryPlan:
         shape = cache_shape(count)
         per_logit = _SAMPLED_BYTES_PER_LOGIT if sampled else _GREEDY_BYTES_PER_LOGIT
+        if kernels and few_candidates:
+            per_logit = _KERNEL_BYTES_PER_LOGIT
         prompt = _prompt_bytes(facts, shape, longest_prompt_tokens, kernels=kernels)
         most_of_cut = _KERNEL_CUT_WORKING_BYTES if kernels else _CUT_WORKING_BYTES
         scores = shape.layers * shape.slots * shape.kv_heads * shape.tokens
@@ -124,8 +131,8 @@ def plan_memory(
             slots=count,
             weights_bytes=facts.weights_bytes,
             cache_bytes=shape.bytes,
-            logits_bytes=count * facts.vocabulary * (_KERNEL_BYTES_PER_LOGIT if kernels else per_logit),
-            prompt_bytes=max(prompt, cut) + (_KERNEL_WORKSPACE_BYTES if kernels else 0),
+            logits_bytes=count * facts.vocabulary * per_logit,
+            prompt_bytes=max(prompt, cut) + (_workspace_bytes(facts) if kernels else 0),
             available_bytes=available_bytes,
         )
 
@@ -156,6 +163,12 @@ def _prompt_bytes(facts: "ModelFacts", shape: "CacheShape", tokens: int, *, kern
     mlp = tokens * (4 * facts.hidden + queries) + min(tokens, _MLP_TOKENS_AT_ONCE) * 3 * facts.mlp
     cut = _KERNEL_PROMPT_CUT_BYTES if tokens > shape.tokens else 0
     return max(attention, mlp) * shape.element_bytes + cut
+
+
+def _workspace_bytes(facts: "ModelFacts") -> int:
+    """What a GPU holds beside states: the workspace of products, and cosines and sines of all positions."""
+    positions = min(facts.max_tokens or 0, _MOST_ROTATIONS)
+    return _PRODUCTS_WORKSPACE_BYTES + 2 * positions * facts.shape.head_dim * facts.weights_bytes // facts.parameters
 
 
 def available_ram_bytes() -> int:

@@ -35,7 +35,7 @@ def sample(logits: Tensor, params: SamplingParams, keys: Tensor, positions: Tens
     """
     vocabulary = logits.shape[-1]
     greedy = params.temperature == 0.0
-    candidates = 1 if greedy else min(params.top_k or vocabulary, vocabulary)
+    candidates = _candidates(params, vocabulary)
     ranked = greedy or candidates < vocabulary or params.top_p < 1.0 or params.min_p > 0.0
     if ranked and candidates <= _KERNEL_CANDIDATES and kernels.usable(logits):
         from vase_cli.kernels import sampling as kernel
@@ -54,6 +54,15 @@ def sample(logits: Tensor, params: SamplingParams, keys: Tensor, positions: Tens
         token_ids, log_weights = torch.arange(vocabulary, device=logits.device).expand_as(scaled), scaled
     noise = gumbel(uniform(keys[:, None], positions[:, None], token_ids))
     return token_ids.gather(-1, (log_weights + noise).argmax(dim=-1, keepdim=True)).squeeze(-1), finite
+
+
+def drawn_from_few(params: SamplingParams) -> bool:
+    """Whether the kernel draws, where there is one: then nothing as wide as the vocabulary is made but the logits."""
+    return 0 < _candidates(params, _KERNEL_CANDIDATES + 1) <= _KERNEL_CANDIDATES
+
+
+def _candidates(params: SamplingParams, vocabulary: int) -> int:
+    return 1 if params.temperature == 0.0 else min(params.top_k or vocabulary, vocabulary)
 
 
 def _ranked(scaled: Tensor, candidates: int, params: SamplingParams) -> tuple[Tensor, Tensor]:
