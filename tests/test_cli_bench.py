@@ -269,3 +269,10 @@ def test_full_is_compared_with_though_options_are_for_another_method(vase: Shell
         *little("--method", "random", "--method", "full", "--budget", "16", "--text", "100", "--memory", ".001")
     )
     assert [cell["method"] for cell in records(named.lines())] == ["full", "random"]
+
+
+def test_thresholds_that_drawn_weights_do_not_have_are_said(vase: Shell) -> None:
+    outcome = vase(*little("--method", "vase-attnv", "--budget", "16", "-o", "outliers=threshold"))
+    assert "has no thresholds, so outliers are told by their count" in outcome.err
+    (cell,) = records(outcome.lines())
+    assert cell["status"] == "ok" and cell["method_options"]["outliers"] == "count"

@@ -198,6 +198,8 @@ def _cells(
     cells: list[Cell] = []
     for one, _ in compared:
         assembly = Assembly(one, entry, beside=cells[0].assembly if cells else None, weights=weights)
+        for line in assembly.notes:
+            typer.echo(line, err=True)
         if of_texts:
             cells += [make_text_cell(assembly, length, steps) for length in lengths]
         else:
