@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_engine import make_engine
 
-from vase_cli import memory, plugins
+from vase_cli import cut, fused, memory, models, plugins
 from vase_cli.cache import CacheShape, StaticCache
 from vase_cli.config import ModelEntry, ModelShape
 from vase_cli.engine_settings import EngineSettings
@@ -223,3 +223,12 @@ def test_the_peak_counts_from_its_reset():
     reset_peak_resident_bytes()
     assert peak_resident_bytes() <= high - 32 * 2**20
     assert peak_resident_bytes() >= resident_bytes() - 2**20
+
+
+def test_the_plan_counts_with_the_sizes_that_are_worked_with():
+    """The plan loads no torch, so it states them once more."""
+    assert memory._MLP_TOKENS_AT_ONCE == fused.MLP_TOKENS_AT_ONCE
+    assert memory._KERNEL_CUT_WORKING_BYTES == cut._WORKING_BYTES
+    assert memory._KERNEL_BYTES_PER_SCORE == cut._BYTES_PER_SCORE
+    assert memory._KERNEL_PROMPT_CUT_BYTES == 3 * cut._PROMPT_BYTES
+    assert memory._MOST_ROTATIONS == models._MOST_RESERVED_TOKENS

@@ -18,8 +18,9 @@ from torch import Tensor
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.cache import StaticCache
 from vase_cli.config import SamplingParams
+from vase_cli.errors import first_line
 from vase_cli.forward import DecodeStep
-from vase_cli.graphs import capture, first_line
+from vase_cli.graphs import capture
 from vase_cli.models import LanguageModel
 from vase_cli.sampling import sample
 

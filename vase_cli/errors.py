@@ -37,3 +37,13 @@ class RunError(VaseError):
     """A run that started and failed; what it had finished is kept."""
 
     exit_code: ClassVar[int] = 1
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, and what it announces with that; its name if it says nothing."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines or isinstance(error, KeyError):
+        return f"{type(error).__name__} {error}".strip()
+    if lines[0].endswith(":"):  # what is wrong stands on the next line
+        lines[0] = " ".join(lines[:2])
+    return lines[0].rstrip(".:")

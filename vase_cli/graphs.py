@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import torch
 
+from vase_cli.errors import first_line
+
 _WARM_UPS = 2
 
 
@@ -40,9 +42,3 @@ def capture(compute: Callable[[], object], device: torch.device) -> tuple[torch.
         torch.cuda.synchronize(device)
         return None, first_line(cause)
     return graph, ""
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says first, with the cause where a first line only announces it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

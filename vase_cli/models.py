@@ -31,7 +31,7 @@ from transformers import (
 
 from vase_cli.compiled import CompiledForward, attend
 from vase_cli.config import ModelEntry, ModelShape
-from vase_cli.errors import ModelError
+from vase_cli.errors import ModelError, first_line
 from vase_cli.forward import DecodeStep, ForwardStep
 from vase_cli.fused import FusedForward, fuse
 
@@ -145,7 +145,7 @@ def make_config(name: str, values: Mapping[str, object]) -> PreTrainedConfig:
         with _quiet():
             return AutoConfig.for_model(**values)
     except Exception as error:  # a family's own code
-        raise ModelError(f"{name}: no such model can be built ({_first_line(error)})") from error
+        raise ModelError(f"{name}: no such model can be built ({first_line(error)})") from error
 
 
 def weights_digest(entry: ModelEntry) -> str | None:
@@ -202,7 +202,7 @@ class ChatTokenizer:
                 messages, tokenize=False, add_generation_prompt=True, enable_thinking=think
             )
         except Exception as error:  # the template is a program that came with the model
-            raise ModelError(f"the model's chat template refused the messages: {_first_line(error)}") from error
+            raise ModelError(f"the model's chat template refused the messages: {first_line(error)}") from error
         token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         # Only the template can open a thought: a message may speak of <think> as it likes.
         return Prompt(tuple(token_ids), text.rstrip().endswith("<think>"))
@@ -378,7 +378,7 @@ def _check_layers(model: LanguageModel, where: str) -> None:
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
     except Exception as error:  # a family's own code, which may ask for what this forward does not give
-        raise ModelError(f"{where}: its forward does not run on the static cache ({_first_line(error)})") from error
+        raise ModelError(f"{where}: its forward does not run on the static cache ({first_line(error)})") from error
     if probe.shapes - {(shape.heads, shape.kv_heads, shape.head_dim)}:
         raise ModelError(f"{where}: its heads are {sorted(probe.shapes)}, its config says {shape}: it cannot be served")
     for layer in range(shape.layers):
@@ -521,15 +521,6 @@ def _one_line(entry: ModelEntry) -> Iterator[None]:
             if entry.path is not None
             else "check the name and the network, or give a folder with --model"
         )
-        raise ModelError(f"{where} cannot be loaded ({_first_line(error)}): {hint}") from error
+        raise ModelError(f"{where} cannot be loaded ({first_line(error)}): {hint}") from error
     except Exception as error:  # transformers and a family's own code raise what they like over a bad file
-        raise ModelError(f"{where} cannot be loaded ({_first_line(error)}): check its files") from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines or isinstance(error, KeyError):
-        return f"{type(error).__name__} {error}".strip()
-    if lines[0].endswith(":"):  # what is wrong stands on the next line
-        lines[0] = " ".join(lines[:2])
-    return lines[0].rstrip(".:")
+        raise ModelError(f"{where} cannot be loaded ({first_line(error)}): check its files") from error

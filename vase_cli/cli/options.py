@@ -115,14 +115,9 @@ def overrides(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return renamed | {
         "system_prompt": parameters["system"],
         "method_options": dict(parse_option(text) for text in parameters["option"] or ()) or None,
-        "slots": _number_if_one(parameters["slots"]),
+        "slots": slot_count(parameters["slots"]),
         "compile": parameters["compile_decode"],
     }
-
-
-def _number_if_one(given: str | None) -> int | str | None:
-    """The recipe's rules judge what is not a number."""
-    return int(given) if given is not None and given.isascii() and given.isdigit() else given
 
 
 def resolve(
