@@ -173,6 +173,21 @@ def test_full_gives_the_tokens_of_the_cpu_in_float32(family: str, way: str, mode
     assert {event.request.id: event.token_ids for event in events if isinstance(event, Completion)} == expected
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.parametrize("method", plugins.names("eviction"))
+def test_the_host_waits_for_the_device_only_to_read_what_it_made(method: str, model_folder: Callable[..., Path]):
+    """A wait before the next step is launched leaves the GPU idle: at 64 rows for a millisecond a step."""
+    model = load_on_gpu(model_folder("qwen3", head_dim=64, dtype="bfloat16"), "bfloat16")
+    engine = make_engine(model, method, "triton")
+    token_ids(engine, make_requests()[:1])  # compiled and captured
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        completions = list(engine.generate(make_requests()))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(one.error is None for one in completions)
+
+
 @pytest.mark.parametrize("name", ["vase-attnv", "vase-dkv", "rkv", "streaming"])
 def test_a_cut_through_its_graph_is_that_of_a_batch(name: str):
     """One row at a time through the captured graph, or all at once: the same bits in every row."""

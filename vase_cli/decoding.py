@@ -25,6 +25,11 @@ from vase_cli.models import LanguageModel
 from vase_cli.sampling import sample
 
 
+def set_row(per_row: Tensor, row: int, number: int) -> None:
+    """``per_row[row] = number``, without the wait for all launched work that this assignment is on a GPU."""
+    per_row[row : row + 1].fill_(number)
+
+
 @dataclass
 class SlotState:
     """What a step knows of each row, on the device.
@@ -57,7 +62,7 @@ class SlotState:
     def clear(self, row: int) -> None:
         """Make a row idle."""
         for per_row in (self.tokens, self.text_positions, self.active, self.token_keys):
-            per_row[row] = 0
+            set_row(per_row, row, 0)
 
 
 class StepTimer:

@@ -24,7 +24,7 @@ from vase_cli import kernels
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.cache import StaticCache
 from vase_cli.cut import CutSubject, Cutter
-from vase_cli.decoding import DecodeLoop, Readback, SlotState, StepTimer
+from vase_cli.decoding import DecodeLoop, Readback, SlotState, StepTimer, set_row
 from vase_cli.engine_settings import EngineSettings, check_settings
 from vase_cli.errors import ConfigError, ModelError
 from vase_cli.eviction.base import EvictionPolicy
@@ -211,8 +211,8 @@ class Engine:
             self._sequences[row] = sequence
             self.cache.reset(row)
             self._activate(sequence)
-            self._state.tokens[row] = 1
-            self._state.token_keys[row] = self._stream_key(request, "tokens")
+            set_row(self._state.tokens, row, 1)
+            set_row(self._state.token_keys, row, self._stream_key(request, "tokens"))
 
     def _advance(self, waiting: deque[Request]) -> Iterator[NewTokens | Completion | Notice]:
         """Fill the free rows, launch a step, and read what the host is due."""
@@ -265,8 +265,8 @@ class Engine:
         if self._lag:
             token_ids = token_ids.pin_memory().to(device, non_blocking=True)
         logits = self._model.prefill(token_ids, step)
+        set_row(self._state.token_keys, row, self._stream_key(request, "tokens"))
         token_keys = self._state.token_keys[row : row + 1]
-        token_keys.fill_(self._stream_key(request, "tokens"))
         positions = torch.full_like(token_keys, prompt_tokens)
         token, finite = sample(logits, self.settings.sampling, token_keys, positions)
         sequence.cached_tokens = prompt_tokens
@@ -290,10 +290,10 @@ class Engine:
     def _activate(self, sequence: _Sequence) -> None:
         """Let a row take part in the next steps, unless its text is at its limit already."""
         row = sequence.row
-        self.cache.lengths[row] = sequence.cached_tokens
-        self._state.text_positions[row] = len(sequence.request.prompt_token_ids)
+        set_row(self.cache.lengths, row, sequence.cached_tokens)
+        set_row(self._state.text_positions, row, len(sequence.request.prompt_token_ids))
         if not self._at_limit(sequence):
-            self._state.active[row] = 1
+            set_row(self._state.active, row, 1)
 
     def _decode(self, loop: DecodeLoop, running: Sequence[_Sequence]) -> None:
         """Launch one step of all rows, and the cuts that are due after it."""
@@ -316,7 +316,7 @@ class Engine:
         for sequence in running:
             sequence.launched += 1
             if self._at_limit(sequence):
-                self._state.active[sequence.row] = 0
+                set_row(self._state.active, sequence.row, 0)
         self.stats.decode_steps += 1
         launched = tuple(_Launched(sequence, sequence.cached_tokens, sequence.cuts) for sequence in running)
         rows = tuple(sequence.row for sequence in running)
@@ -328,7 +328,7 @@ class Engine:
         ]
         bad_layers = cutter.cut(subjects)
         for sequence in due:
-            self.cache.lengths[sequence.row] = cutter.budget
+            set_row(self.cache.lengths, sequence.row, cutter.budget)
             sequence.cached_tokens = cutter.budget
             sequence.cuts += 1
         self.stats.cuts += len(due)
@@ -447,7 +447,7 @@ class Engine:
         sequence.finished = True
         self._sequences[row] = None
         self._state.clear(row)
-        self.cache.lengths[row] = 0
+        set_row(self.cache.lengths, row, 0)
 
     def _completion(self, launched: _Launched, reason: FinishReason, error: str | None) -> Completion:
         sequence = launched.sequence
