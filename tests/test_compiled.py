@@ -1,6 +1,7 @@
 """Decode steps through ``torch.compile``: traced whole, and left alone where that fails."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,21 @@ def test_a_step_is_traced_whole_and_makes_the_same_tokens(
     assert not [event for event in events if isinstance(event, Notice)]
     assert {one.request.id: one.token_ids for one in events if isinstance(one, Completion)} == expected
     assert len(calls) == engine.stats.decode_steps + 1, "one more for the compilation itself"
+
+
+def test_what_a_compiler_advises_is_not_a_failure(
+    model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+):
+    def advising(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., object]:
+        warnings.warn("a faster precision is available", UserWarning, stacklevel=2)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=advising))
+    model = load_model(model_folder("qwen3"))
+    model.compile()
+    events = list(make_engine(model).stream(make_requests()[:1]))
+    assert not [event for event in events if isinstance(event, Notice)]
+    assert model.compiled and not len(recwarn)
 
 
 def test_a_compilation_that_fails_is_said_once_and_costs_nothing_else(

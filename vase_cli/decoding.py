@@ -9,6 +9,7 @@ Letters: B slots, V vocabulary.
 
 import itertools
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -153,7 +154,9 @@ class DecodeLoop:
         failures = []
         if self._model.compiled:
             try:
-                self._compute(1)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # a compiler's advice to its callers
+                    self._compute(1)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # a compiler may raise anything
