@@ -116,7 +116,7 @@ def test_cuts_use_the_log_sums_that_decode_steps_left(
     method: str, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ):
     """At every cut they are those of the first pass over the keys, so that it may be left out."""
-    monkeypatch.setattr(Cutter, "prepare", lambda self: None)  # what a graph replays cannot be watched
+    monkeypatch.setattr(Cutter, "prepare", lambda self: [])  # what a graph replays cannot be watched
     model = load_model(model_folder("qwen3"))
     assert model.fuse() == ""
     policy = plugins.load("eviction", method)()

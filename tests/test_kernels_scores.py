@@ -429,22 +429,23 @@ def test_protected_scores_are_infinite_unless_they_are_no_numbers(candidates: in
     assert torch.equal(found.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
 
 
+@pytest.mark.parametrize("candidates", [150, 1100])
 @pytest.mark.parametrize("indirect", [True, False], ids=["slots", "text order"])
-def test_value_ranges_that_are_known_are_not_read_again(indirect: bool) -> None:
+def test_value_ranges_that_are_known_are_not_read_again(indirect: bool, candidates: int) -> None:
     """Known ones are taken as they are, but for the newest candidates; what is found is noted by storage slot."""
-    stored = storage(BF16, 64, 150, indirect=indirect)
+    stored = storage(BF16, 64, candidates, indirect=indirect)
     stored.rows = torch.tensor([2, 0], device=DEVICE)
     expected = stored.run("value_range")
     size = stored.values.shape[1]
     known = torch.full((STORAGE_ROWS, HEADS, size), -1.0, device=DEVICE)
     ask = {"known": known, "newest": 7}
-    assert torch.equal(scores.value_range(stored.values, stored.rows, stored.slots, 150, **ask), expected)
+    assert torch.equal(scores.value_range(stored.values, stored.rows, stored.slots, candidates, **ask), expected)
     slots = torch.arange(size, device=DEVICE).repeat(STORAGE_ROWS, HEADS, 1) if stored.slots is None else stored.slots
     for item, row in enumerate(stored.rows.tolist()):
-        assert torch.equal(known[row].gather(-1, slots[row, :, :150].long()), expected[item])
-    assert (known[1] == -1.0).all() and (known[2] == -1.0).sum() == HEADS * (size - 150)
+        assert torch.equal(known[row].gather(-1, slots[row, :, :candidates].long()), expected[item])
+    assert (known[1] == -1.0).all() and (known[2] == -1.0).sum() == HEADS * (size - candidates)
     changed = torch.full_like(stored.values, math.nan)
     changed[..., :3] = 0.0
-    again = scores.value_range(changed, stored.rows, stored.slots, 150, **ask)
-    assert torch.equal(again[..., :143], expected[..., :143])
-    assert again[..., 143:].isnan().all()
+    again = scores.value_range(changed, stored.rows, stored.slots, candidates, **ask)
+    assert torch.equal(again[..., : candidates - 7], expected[..., : candidates - 7])
+    assert again[..., candidates - 7 :].isnan().all()

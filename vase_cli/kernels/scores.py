@@ -34,6 +34,8 @@ __all__ = [
 _TILE_BYTES = 16_384
 _SUMMED = 512
 """Candidates in one part of the sum of unit keys, unless that makes more than 64 parts."""
+_KNOWN = 512
+"""Candidates of which a program first looks whether all value ranges are known."""
 _ELEMENTS = 1024
 """Elements of a program that works on each element by itself."""
 
@@ -77,10 +79,11 @@ def value_range(
     items, heads, head_dim = rows.shape[0], values.shape[2], values.shape[3]
     ranges = torch.empty((items, heads, candidates), dtype=torch.float32, device=values.device)
     tile = _tile(values)
-    blocks = triton.cdiv(candidates, tile)
+    block = tile if known is None else max(tile, _KNOWN)
+    blocks = triton.cdiv(candidates, block)
     _value_range[(items * blocks * heads,)](
         values, rows, *order_of(slots, rows), ranges, known, *values.stride()[:3], values.shape[1], candidates, newest,
-        blocks, heads=heads, head_dim=head_dim, indirect=slots is not None, tile=tile,
+        blocks, heads=heads, head_dim=head_dim, indirect=slots is not None, tile=tile, block=block,
     )  # fmt: skip
     return ranges
 
@@ -257,26 +260,38 @@ def _leverage_tiles(states: Tensor) -> LeverageTiles:
 def _value_range(
     values, rows, slots, slot_row, slot_head, ranges, known, value_row, value_token, value_head, tokens, candidates,
     newest, blocks, heads: tl.constexpr, head_dim: tl.constexpr, indirect: tl.constexpr, tile: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
-    item, block, head = _program(blocks, heads)
+    item, number, head = _program(blocks, heads)
     row = tl.load(rows + item)
-    token = block * tile + tl.arange(0, tile)
-    slot = slots_of(slots + row * slot_row + head * slot_head, token, candidates, indirect, False)
-    states = _states_at(values + row * value_row + head * value_head, slot, value_token, head_dim)
-    unread = token < candidates
-    found = tl.zeros([tile], tl.float32)
+    slot_at = slots + row * slot_row + head * slot_head
+    value_at = values + row * value_row + head * value_head
+    out = ranges + (item * heads + head).to(tl.int64) * candidates
+    first = number * block
+    end = candidates
     if known is not None:
-        known_at = known + (row * heads + head) * tokens + slot
-        found = tl.load(known_at, mask=unread, other=0.0)
-        unread = unread & ((found < 0.0) | (token >= candidates - newest))
-    states = tl.load(states, mask=unread[:, None], other=0.0).to(tl.float32)
-    # a maximum passes over NaN, the sum does not
-    spread = tl.max(states, axis=1) - tl.min(states, axis=1) + tl.sum(states * 0.0, axis=1)
-    spread = tl.where(unread, _nan_unless_finite(spread), found)
-    if known is not None:
-        tl.store(known_at, spread, mask=unread)
-    out = ranges + (item * heads + head).to(tl.int64) * candidates + token
-    tl.store(out, spread, mask=token < candidates)
+        known_at = known + (row * heads + head) * tokens
+        member = first + tl.arange(0, block)
+        found = tl.load(known_at + slots_of(slot_at, member, candidates, indirect, False))
+        missing = (member < candidates) & ((found < 0.0) | (member >= candidates - newest))
+        tl.store(out + member, found, mask=(member < candidates) & (missing == 0))
+        if tl.max(missing.to(tl.int32), axis=0) == 0:
+            end = first
+    for start in tl.range(first, tl.minimum(first + block, end), tile):
+        token = start + tl.arange(0, tile)
+        slot = slots_of(slot_at, token, candidates, indirect, False)
+        unread = token < candidates
+        if known is not None:
+            unread = unread & ((tl.load(known_at + slot) < 0.0) | (token >= candidates - newest))
+        if tl.max(unread.to(tl.int32), axis=0) > 0:
+            states = tl.load(_states_at(value_at, slot, value_token, head_dim), mask=unread[:, None], other=0.0)
+            states = states.to(tl.float32)
+            # a maximum passes over NaN, the sum does not
+            spread = tl.max(states, axis=1) - tl.min(states, axis=1) + tl.sum(states * 0.0, axis=1)
+            spread = _nan_unless_finite(spread)
+            if known is not None:
+                tl.store(known_at + slot, spread, mask=unread)
+            tl.store(out + token, spread, mask=unread)
 
 
 @triton.jit
