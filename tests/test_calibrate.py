@@ -463,7 +463,7 @@ def test_a_long_text_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("vase_cli.value_statistics._CHUNK_ELEMENTS", 2 * 3 * 4 * 16)
     pieces = ValueStatistics(2, 3, size=200)
     pieces.add(0, 7, 30, a_text(1000, 0), whole=True)
-    assert largest_piece == 2 * 3 * 4 * 16
+    assert 0 < largest_piece <= 2 * 3 * 4 * 16
     state, expected = pieces.state(), whole.state()
     assert all(torch.equal(state[name], expected[name]) for name in expected)
 

@@ -148,6 +148,12 @@ class TokenSample:
     def _take(self, keys: Tensor, values: Tensor) -> None:
         """Keep the smallest keys of those held and these, with their values, (T, M, L, H)."""
         held = len(self)
+        total = held + keys.shape[0]
+        if total <= self.size:
+            self._reserve(total)
+            self._keys = torch.cat((self._keys, keys))
+            self._values[held:total] = values
+            return
         if held == self.size:
             below = (keys < self._keys.max()).nonzero().flatten()
             if not below.numel():

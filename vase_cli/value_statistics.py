@@ -25,7 +25,7 @@ FIRST_POSITIONS = 8
 LARGEST = 8
 EXAMPLE_TOKENS = 2048
 _CHUNK_ELEMENTS = 2**24
-_CHUNK_BYTES = 4 * 4 * _CHUNK_ELEMENTS
+_CHUNK_BYTES = 5 * 4 * _CHUNK_ELEMENTS
 _FIXED_POINT = 2.0**20
 
 
@@ -98,12 +98,14 @@ class ValueStatistics:
         """
         layers, tokens, heads, head_dim = values.shape
         step = max(1, _CHUNK_ELEMENTS // (layers * heads * head_dim))
-        self._require_finite(values, step)
+        most = max(1, _CHUNK_ELEMENTS // (4 * len(METRICS) * layers * heads))
+        _require_finite(values, step)
         keys = hashed(torch.full((tokens,), key, dtype=torch.int64), torch.arange(tokens))
         rank = (not whole, number)
         shown: list[Tensor] = []
-        for segment, start, end in _chunks(prompt_tokens, tokens, step):
-            statistics = statistics_of(values[:, start:end].to(self._device))
+        for segment, start, end in _spans(prompt_tokens, tokens, most):
+            parts = torch.split(values[:, start:end], step, dim=1)
+            statistics = torch.cat([statistics_of(part.to(self._device)) for part in parts], dim=2)
             self.samples[segment].update(keys[start:end], statistics)
             ranges = statistics[0].transpose(1, 2)
             self._take_largest(ranges, number, start)
@@ -193,17 +195,20 @@ class ValueStatistics:
         self._top_ranges = ranges[..., :LARGEST].contiguous()
         self._top_places = places.gather(-1, by_range)[..., :LARGEST].contiguous()
 
-    def _require_finite(self, values: Tensor, step: int) -> None:
-        for start in range(0, values.shape[1], step):
-            finite = values[:, start : start + step].isfinite()
-            if not bool(finite.all()):
-                layer, token, head, _ = (int(number) for number in (~finite).nonzero()[0])
-                raise ModelError(f"layer {layer}, KV head {head}: the value of token {start + token} is not finite")
+
+def _require_finite(values: Tensor, step: int) -> None:
+    """Look at so many tokens at a time; the device is asked once."""
+    parts = torch.split(values, step, dim=1)
+    finite = torch.stack([part.isfinite().all() for part in parts]).tolist()
+    if not all(finite):
+        number = finite.index(False)
+        layer, token, head, _ = (int(place) for place in (~parts[number].isfinite()).nonzero()[0])
+        raise ModelError(f"layer {layer}, KV head {head}: the value of token {number * step + token} is not finite")
 
 
-def _chunks(prompt_tokens: int, tokens: int, step: int) -> Iterator[tuple[Segment, int, int]]:
-    """Spans of positions that are of one segment and not longer than ``step``."""
+def _spans(prompt_tokens: int, tokens: int, most: int) -> Iterator[tuple[Segment, int, int]]:
+    """Spans of positions that are of one segment and not longer than ``most``."""
     bounds = (0, min(FIRST_POSITIONS, tokens), max(min(FIRST_POSITIONS, tokens), min(prompt_tokens, tokens)), tokens)
     for segment, first, last in zip(SEGMENTS, bounds, bounds[1:], strict=False):
-        for start in range(first, last, step):
-            yield segment, start, min(start + step, last)
+        for start in range(first, last, most):
+            yield segment, start, min(start + most, last)
