@@ -205,18 +205,7 @@ def test_linear_agrees_with_float64(dtype: torch.dtype, columns: int, inner: int
     assert error < UNIT[dtype] / 2
 
 
-@pytest.mark.parametrize("rows", [1, 5, 40])
-@pytest.mark.parametrize("splits", [2, 3, 8])
-def test_parts_of_the_inputs_add_up(splits: int, rows: int):
-    dtype = HALVES[0]
-    x, weight = draw(rows, 300, seed=rows, dtype=dtype), draw(70, 300, seed=1, dtype=dtype)
-    expected = exact_product(x, weight)
-    got = multiplied(x, weight, block_n=32, block_k=32, splits=splits, stages=3)
-    assert (got.double() - expected).norm() / expected.norm() < UNIT[dtype] / 2
-    assert torch.equal(got, multiplied(x, weight, block_n=32, block_k=32, splits=splits, stages=3))
-
-
-@pytest.mark.parametrize("config", [{}, {"block_n": 32, "block_k": 64, "splits": 2}])
+@pytest.mark.parametrize("config", [{}, {"block_n": 32, "block_k": 64, "stages": 3}])
 def test_no_bit_of_a_product_depends_on_the_other_rows(config: dict[str, int]):
     dtype = HALVES[0]
     x, weight = draw(19, 256, seed=3, dtype=dtype), draw(96, 256, seed=1, dtype=dtype)

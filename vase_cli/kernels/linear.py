@@ -2,8 +2,6 @@
 
 A decode step reads every weight once for a few rows; from 33 rows on the vendor's library is as fast. Each program
 holds a few rows of the weight against all rows of the input and streams them with many loads on their way at a time.
-Where so few programs would leave multiprocessors idle, several share the inner dimension and a second kernel adds
-their parts in a fixed order.
 
 Letters: M rows of the input, N outputs, K inputs.
 """
@@ -27,7 +25,6 @@ class LinearConfig:
     Attributes:
         block_n: rows of the weight in one program.
         block_k: inputs read at a time.
-        splits: programs that share the inputs of the same rows.
         stages: such tiles on their way from memory at a time; 0 multiplies without tensor cores or shared memory,
             for one row.
         warps: of 32 threads in a program.
@@ -35,7 +32,6 @@ class LinearConfig:
 
     block_n: int
     block_k: int
-    splits: int = 1
     stages: int = 4
     warps: int = 4
 
@@ -84,26 +80,19 @@ def linear(x: Tensor, weight: Tensor, out: Tensor, config: LinearConfig | None =
     if config.stages == 0:
         _multiply_row[(tiles,)](x, weight, out, columns, inner, config.block_n, config.block_k, num_warps=config.warps)
         return
-    target = out
-    if config.splits > 1:
-        target = torch.empty((config.splits, rows, columns), dtype=torch.float32, device=x.device)
-    _multiply[(tiles, config.splits)](
+    _multiply[(tiles,)](
         x,
         weight,
-        target,
+        out,
         rows,
         columns,
         inner,
         block_m=max(16, triton.next_power_of_2(rows)),
         block_n=config.block_n,
         block_k=config.block_k,
-        splits=config.splits,
         stages=config.stages,
         num_warps=config.warps,
     )
-    if config.splits > 1:
-        elements = rows * columns
-        _add_parts[(triton.cdiv(elements, 1024),)](target, out, elements, config.splits, 1024, num_warps=4)
 
 
 @triton.jit
@@ -117,13 +106,9 @@ def _multiply(
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
-    splits: tl.constexpr,
     stages: tl.constexpr,
 ):
-    tile, split = tl.program_id(0), tl.program_id(1)
-    span: tl.constexpr = (inner + splits * block_k - 1) // (splits * block_k) * block_k
-    first = split * span
-    last = tl.minimum(first + span, inner)
+    tile = tl.program_id(0)
     column = tl.arange(0, block_n)
     row = tl.arange(0, block_m)
     depth = tl.arange(0, block_k)
@@ -132,7 +117,7 @@ def _multiply(
     weights = weight + tile.to(tl.int64) * block_n * inner + column[:, None] * inner + depth[None, :]
     inputs = x + row[:, None] * inner + depth[None, :]
     total = tl.zeros([block_n, block_m], tl.float32)
-    for start in tl.range(first, last, block_k, num_stages=stages):
+    for start in tl.range(0, inner, block_k, num_stages=stages):
         if inner % block_k == 0:
             weight_mask, input_mask = is_column[:, None], is_row[:, None]
         else:
@@ -145,8 +130,7 @@ def _multiply(
         some_inputs = tl.load(inputs + start, mask=input_mask, other=0.0, eviction_policy="evict_last")
         total = tl.dot(some_weights, tl.trans(some_inputs), total)
     places = row[:, None] * columns + tile * block_n + column[None, :]
-    target = out + split.to(tl.int64) * rows * columns + places
-    tl.store(target, tl.trans(total).to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    tl.store(out + places, tl.trans(total).to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
 @triton.jit
@@ -177,12 +161,3 @@ def _multiply_row(
         total += some_weights.to(tl.float32) * some_inputs.to(tl.float32)[None, :]
     result = tl.sum(total, axis=1)
     tl.store(out + tile * block_n + column, result.to(out.dtype.element_ty), mask=is_column)
-
-
-@triton.jit
-def _add_parts(parts, out, elements, splits: tl.constexpr, block: tl.constexpr):
-    place = tl.program_id(0) * block + tl.arange(0, block)
-    total = tl.zeros([block], tl.float32)
-    for split in tl.static_range(splits):
-        total += tl.load(parts + split * elements + place, mask=place < elements, other=0.0)
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=place < elements)
