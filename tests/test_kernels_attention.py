@@ -100,6 +100,16 @@ def test_nothing_beyond_what_a_row_holds_is_seen(splits: int):
     assert_close(attend(queries, keys, values, held, splits, 0.125), expected)
 
 
+@pytest.mark.parametrize("filling", [torch.nan, torch.inf])
+@pytest.mark.parametrize("splits", [3, 20])
+def test_parts_that_no_token_fell_to_may_hold_anything(splits: int, filling: float, monkeypatch: pytest.MonkeyPatch):
+    held = [0, 1, 64, 70, 130, 333]
+    queries, keys, values = states(6, 333, 2, 4, 64)
+    expected = exact(queries, keys, values, held, 0.1)
+    monkeypatch.setattr(torch, "empty", lambda shape, **options: torch.full(shape, filling, **options))
+    assert_close(attend(queries, keys, values, held, splits, 0.1), expected)
+
+
 @pytest.mark.parametrize("splits", [1, 4])
 def test_large_scores_do_not_overflow(splits: int):
     held = [150, 3]
@@ -135,7 +145,9 @@ def test_no_bit_of_a_row_depends_on_its_neighbours(tokens: int, splits: int | No
 
 @pytest.mark.parametrize("lead", [0, 60, 200, 3000])
 @pytest.mark.parametrize("splits", [1, 3])
-def test_log_sums_over_the_candidates_are_left_at_each_rows_place(splits: int, lead: int):
+def test_log_sums_over_the_candidates_are_left_at_each_rows_place(
+    splits: int, lead: int, monkeypatch: pytest.MonkeyPatch
+):
     """What a cut needs of each query: the sum over the storage slots of candidates, the window left out.
 
     However far the window's scores lie above those of all candidates.
@@ -146,6 +158,7 @@ def test_log_sums_over_the_candidates_are_left_at_each_rows_place(splits: int, l
     queries, keys, values = states(4, 150, 2, 3, 64)
     queries[..., 0] = 1.0
     keys[:, candidates:, :, 0] += 8 * lead
+    monkeypatch.setattr(torch, "empty", lambda shape, **options: torch.full(shape, torch.nan, **options))
     log_sums = torch.full((4, window, 6), 9.0, device=DEVICE)
     out = torch.empty_like(queries)
     decode_attention(

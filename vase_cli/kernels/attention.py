@@ -244,31 +244,37 @@ def _join(
     block: tl.constexpr,
 ):
     head, row = tl.program_id(0), tl.program_id(1)
+    query = row * query_heads + head
+    totals = weights + rows * query_heads * splits
+    everything = tl.arange(0, padded_splits)
+    # Loads do not wait for how many parts are used: what the others hold is put aside afterwards.
+    maxima = tl.load(weights + query * splits + everything, mask=everything < splits, other=float("-inf"))
+    if log_sums is not None:
+        place = tl.load(text_positions + row) % window
+        logs_at = totals + rows * query_heads * splits + query * splits + everything
+        logs = tl.load(logs_at, mask=everything < splits, other=float("-inf"))
     tokens = tl.load(held + row)
     span = tl.cdiv(tl.cdiv(tokens, splits), block) * block
     used = tl.cdiv(tokens, tl.maximum(span, 1))
-    query = row * query_heads + head
-    totals = weights + rows * query_heads * splits
-
-    everything = tl.arange(0, padded_splits)
-    maximum = tl.max(tl.load(weights + query * splits + everything, mask=everything < used, other=float("-inf")))
+    maximum = tl.max(tl.where(everything < used, maxima, float("-inf")))
     dims = tl.arange(0, head_dim)
     total = tl.zeros([8], tl.float32)
     weighted = tl.zeros([8, head_dim], tl.float32)
-    for start in range(0, used, 8):
+    for start in range(0, splits, 8):
         index = start + tl.arange(0, 8)
         part = query * splits + index
-        factor = tl.exp2(tl.load(weights + part, mask=index < used, other=float("-inf")) - maximum)
-        total += factor * tl.load(totals + part, mask=index < used, other=0.0)
         places = part[:, None].to(tl.int64) * head_dim + dims[None, :]
-        weighted += factor[:, None] * tl.load(parts + places, mask=(index < used)[:, None], other=0.0)
+        part_maximum = tl.load(weights + part, mask=index < splits, other=float("-inf"))
+        part_total = tl.load(totals + part, mask=index < splits, other=0.0)
+        some = tl.load(parts + places, mask=(index < splits)[:, None], other=0.0)
+        factor = tl.where(index < used, tl.exp2(part_maximum - maximum), 0.0)
+        total += factor * tl.where(index < used, part_total, 0.0)
+        weighted += factor[:, None] * tl.where((index < used)[:, None], some, 0.0)
     total_of_all = tl.sum(total)
     if tokens == 0:
         total_of_all += 1.0
     if log_sums is not None:
-        place = tl.load(text_positions + row) % window
-        part_at = totals + rows * query_heads * splits + query * splits + everything
-        logs = tl.load(part_at, mask=everything < used, other=float("-inf"))
+        logs = tl.where(everything < used, logs, float("-inf"))
         top = tl.max(logs, axis=0)
         log_sum = top + tl.log2(tl.sum(tl.exp2(logs - top)))
         tl.store(log_sums + (row * window + place) * query_heads + head, log_sum, mask=tokens > 0)
