@@ -1,8 +1,8 @@
 """How fast decoding is against what the memory can deliver: cells of one method, budget, number of slots and length.
 
 A cell fills all slots with random states, their cached tokens staggered over the window so that cuts are spread over
-the steps as in real use, and decodes. What no implementation can beat is the floor: the bytes that a step must read
-(weights and live keys and values), divided by the copy bandwidth measured in the same run.
+the steps as in real use, and decodes. What memory allows is the floor: the bytes that a step must read (weights and
+live keys and values), divided by the copy bandwidth measured in the same run.
 
 Letters: B slots, S cached tokens a row can hold (budget + W), W window.
 """
