@@ -391,8 +391,8 @@ def test_reading_another_format(model_folder: Callable[..., Path], problems: Pat
         read_calibration(found.path)
 
 
-def a_text(tokens: int, seed: int, *, layers: int = 2, heads: int = 3) -> Tensor:
-    return torch.randn((layers, tokens, heads, 4), generator=torch.Generator().manual_seed(seed))
+def a_text(tokens: int, seed: int, *, layers: int = 2, heads: int = 3, head_dim: int = 4) -> Tensor:
+    return torch.randn((layers, tokens, heads, head_dim), generator=torch.Generator().manual_seed(seed))
 
 
 def test_the_order_of_texts_and_a_restart_do_not_matter(tmp_path: Path):
@@ -451,24 +451,25 @@ def test_memory_does_not_grow_with_the_text():
 
 def test_a_long_text_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch):
     whole = ValueStatistics(2, 3, size=200)
-    whole.add(0, 7, 30, a_text(1000, 0), whole=True)
-    largest_piece = 0
+    text = a_text(1000, 0, head_dim=64)
+    whole.add(0, 7, 30, text, whole=True)
+    pieces_seen: list[int] = []
 
     def watched(values: Tensor) -> Tensor:
-        nonlocal largest_piece
-        largest_piece = max(largest_piece, values.numel())
+        pieces_seen.append(values.numel())
         return statistics_of(values)
 
     monkeypatch.setattr("vase_cli.value_statistics.statistics_of", watched)
-    monkeypatch.setattr("vase_cli.value_statistics._CHUNK_ELEMENTS", 2 * 3 * 4 * 16)
+    monkeypatch.setattr("vase_cli.value_statistics._CHUNK_ELEMENTS", 2 * 3 * 64 * 8)
     pieces = ValueStatistics(2, 3, size=200)
-    pieces.add(0, 7, 30, a_text(1000, 0), whole=True)
-    assert 0 < largest_piece <= 2 * 3 * 4 * 16
+    pieces.add(0, 7, 30, text, whole=True)
+    assert max(pieces_seen) == 2 * 3 * 64 * 8 and sum(pieces_seen) == text.numel()
     state, expected = pieces.state(), whole.state()
     assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
-def test_a_value_that_is_not_finite_is_named_and_its_text_left_out():
+def test_a_value_that_is_not_finite_is_named_and_its_text_left_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("vase_cli.value_statistics._CHUNK_ELEMENTS", 2 * 3 * 4 * 10)  # the fifth piece of five
     statistics = ValueStatistics(2, 3)
     statistics.add(0, 7, 10, a_text(50, 0), whole=True)
     before = statistics.state()

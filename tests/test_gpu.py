@@ -176,7 +176,10 @@ def test_full_gives_the_tokens_of_the_cpu_in_float32(family: str, way: str, mode
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("method", plugins.names("eviction"))
 def test_the_host_waits_for_the_device_only_to_read_what_it_made(method: str, model_folder: Callable[..., Path]):
-    """A wait before the next step is launched leaves the GPU idle: at 64 rows for a millisecond a step."""
+    """A wait before the next step is launched leaves the GPU idle: at 64 rows for a millisecond a step.
+
+    Of a fused model with kernels of ours; what torch does not report as a synchronization is not seen.
+    """
     model = load_on_gpu(model_folder("qwen3", head_dim=64, dtype="bfloat16"), "bfloat16")
     engine = make_engine(model, method, "triton")
     token_ids(engine, make_requests()[:1])  # compiled and captured

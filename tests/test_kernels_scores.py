@@ -449,3 +449,26 @@ def test_value_ranges_that_are_known_are_not_read_again(indirect: bool, candidat
     again = scores.value_range(changed, stored.rows, stored.slots, candidates, **ask)
     assert torch.equal(again[..., : candidates - 7], expected[..., : candidates - 7])
     assert again[..., candidates - 7 :].isnan().all()
+
+
+@pytest.mark.parametrize("candidates", [150, 1100])
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_what_is_unknown_among_known_value_ranges_is_read(dtype: torch.dtype, candidates: int) -> None:
+    """Holes anywhere, so that tiles hold both kinds; the states of the known ones are not looked at."""
+    stored = storage(dtype, 128, candidates, indirect=True)
+    stored.rows = torch.tensor([2, 0], device=DEVICE)
+    assert stored.slots is not None
+    expected = stored.run("value_range")
+    generator = torch.Generator().manual_seed(0)
+    unknown = (torch.rand(expected.shape, generator=generator) < 0.05).to(DEVICE)
+    at = stored.slots[stored.rows][..., :candidates].long()
+    known = torch.full((STORAGE_ROWS, HEADS, stored.values.shape[1]), -1.0, device=DEVICE)
+    known[stored.rows] = known[stored.rows].scatter(-1, at, expected.masked_fill(unknown, -1.0))
+    read = unknown.clone()
+    read[..., candidates - 7 :] = True
+    by_slot = torch.zeros_like(known[stored.rows], dtype=torch.bool).scatter(-1, at, read)
+    values = stored.values.clone()
+    values[stored.rows] = values[stored.rows].masked_fill(~by_slot.transpose(1, 2)[..., None], torch.nan)
+    got = scores.value_range(values, stored.rows, stored.slots, candidates, known=known, newest=7)
+    assert torch.equal(got, expected)
+    assert torch.equal(known[stored.rows].gather(-1, at), expected)

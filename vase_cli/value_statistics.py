@@ -84,7 +84,7 @@ class ValueStatistics:
         return sum(sample.count for sample in self.samples.values())
 
     def add(self, number: int, key: int, prompt_tokens: int, values: Tensor, *, whole: bool) -> None:
-        """Measure one text; either all of it is taken, or none.
+        """Measure one text; none of it is taken if a value is not finite.
 
         Args:
             number: the text's number among all; the first whole one becomes the example.
@@ -94,7 +94,8 @@ class ValueStatistics:
             whole: whether the text came to its end.
 
         Raises:
-            ModelError: a value is not finite; names layer and head.
+            ModelError: names layer and head. A value is not finite; or its range or norm is not, and then some tokens
+                of the text may count already.
         """
         layers, tokens, heads, head_dim = values.shape
         step = max(1, _CHUNK_ELEMENTS // (layers * heads * head_dim))
@@ -154,8 +155,8 @@ class ValueStatistics:
         state |= {
             "top_ranges": self._top_ranges.cpu(),
             "top_places": self._top_places.cpu(),
-            "position_sums": self._position_sums.cpu(),
-            "position_counts": self._position_counts,
+            "position_sums": self._position_sums.cpu().clone(),
+            "position_counts": self._position_counts.clone(),
         }
         if self._example is not None:
             rank, ranges = self._example

@@ -70,7 +70,8 @@ def value_range(
         slots: (R, H, S) int32 or None.
         candidates: C.
         known: (R, H, S) float32, contiguous, by storage slot: ranges found before, negative where none was. Those are
-            taken and the others added, so that a value state is read once; None reads all.
+            taken and the others added, so that a value state is read once; each of ``rows`` is then named once. None
+            reads all.
         newest: the last so many candidates are read whatever ``known`` says.
 
     Returns:
