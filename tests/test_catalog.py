@@ -81,6 +81,30 @@ def test_a_folder_entry(home: Path) -> None:
     assert entry.name == "tiny"
 
 
+def test_an_entry_of_a_folder_says_what_the_folder_says_where_it_is_silent(home: Path, tmp_path: Path) -> None:
+    generation = {"do_sample": True, "temperature": 0.3, "top_k": 7}
+    weights = model_folder(tmp_path / "weights", QWEN3, generation_config=generation)
+    own = entry_from_folder(weights)
+    put(home / "zoo" / "mine.yaml", f"path: {weights}\ndense_tokens: {{gsm8k: 300}}\n")
+    entry = Catalog.open().find_model("mine")
+    for key in ("shape", "dtype", "configured_tokens", "thinking", "sampling"):
+        assert getattr(entry, key) == getattr(own, key)
+    assert entry.origins["sampling"] == str(weights / "generation_config.json")
+    put(home / "zoo" / "mine.yaml", f"path: {weights}\nsampling: {{thinking: {{temperature: 0.9}}}}\ndtype: float16\n")
+    entry = Catalog.open().find_model("mine")
+    assert (entry.dtype, entry.sampling["thinking"].temperature, entry.shape) == ("float16", 0.9, own.shape)
+    assert entry.origins["sampling"] == f"{home / 'zoo' / 'mine.yaml'}:2"
+
+
+def test_a_hub_id_is_the_entry_that_names_it(home: Path) -> None:
+    catalog = Catalog.open()
+    assert catalog.find_model("Qwen/Qwen3-0.6B") == catalog.find_model("qwen3-0.6b")
+    put(home / "zoo" / "broken.yaml", "hub_id: 3\n")
+    put(home / "zoo" / "mine.yaml", "hub_id: me/mine\ndense_tokens: {gsm8k: 300}\n")
+    assert Catalog.open().find_model("me/mine").dense_tokens == {"gsm8k": 300.0}
+    assert Catalog.open().find_model("me/other").name == "me/other"
+
+
 def test_a_file_and_a_folder_of_one_name(home: Path) -> None:
     put(home / "zoo" / "tiny" / "entry.yaml")
     put(home / "zoo" / "tiny.yaml")

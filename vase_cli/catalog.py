@@ -6,6 +6,7 @@ folder (``~/.config/vase`` or ``$XDG_CONFIG_HOME/vase`` on Linux); the built-in 
 ``NAME.thresholds.yaml`` beside an entry is no entry: it is what the entry's ``thresholds`` names.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -36,6 +37,7 @@ Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
 BUILT_IN = "built-in"
 _THRESHOLDS = ".thresholds.yaml"
+_SAID_BY_FOLDER = ("shape", "dtype", "configured_tokens", "thinking", "sampling")
 
 
 @dataclass(frozen=True)
@@ -128,21 +130,31 @@ class Catalog:
     def find_model(self, name: str) -> ModelEntry:
         """The entry of a zoo name, of a folder with a ``config.json``, or of a hub id; searched in this order.
 
+        A hub id that an entry of the zoo names stands for that entry.
+
         Raises:
             ConfigError: it is none of them, or its file breaks a rule.
         """
         files = self.files("zoo")
         if name in files:
-            return load_entry(files[name].path, name)
+            return _completed(load_entry(files[name].path, name))
         folder = Path(name).expanduser()
         hub_id = is_hub_id(name)
         if (folder / "config.json").is_file() or (folder.is_dir() and not hub_id):
             return entry_from_folder(folder)
         if hub_id:
-            return ModelEntry(name, hub_id=name)
+            return self._entry_of_hub_id(name) or ModelEntry(name, hub_id=name)
         if os.sep in name or name.startswith("~"):
             raise ConfigError(f"model {name}: no such folder; name one with config.json and safetensors files")
         raise ConfigError(f"model '{name}' is no zoo entry, folder or hub id; {did_you_mean(name, files)}")
+
+    def _entry_of_hub_id(self, hub_id: str) -> ModelEntry | None:
+        for file in self.files("zoo").values():
+            with contextlib.suppress(ConfigError):  # a file that breaks a rule matters to those who name it
+                entry = load_entry(file.path, file.name)
+                if entry.hub_id == hub_id:
+                    return entry
+        return None
 
     def resolve(self, recipe: str | None, overrides: Mapping[str, Any]) -> tuple[Recipe, ModelEntry, list[str]]:
         """A recipe (None: only what ``overrides`` says, a ``model`` at least) resolved, its model, and notes to print.
@@ -205,6 +217,17 @@ def entry_from_folder(folder: Path) -> ModelEntry:
         sampling=dict.fromkeys(("thinking", "plain"), sampling or DEFAULT_SAMPLING),
         origins={"sampling": origin},
     )
+
+
+def _completed(entry: ModelEntry) -> ModelEntry:
+    """An entry of a model folder with what the folder's own files say wherever the entry's file says nothing."""
+    silent = [key for key in _SAID_BY_FOLDER if key not in entry.origins]
+    if entry.path is None or not silent or not (entry.path / "config.json").is_file():
+        return entry
+    own = entry_from_folder(entry.path)
+    origins = {key: origin for key, origin in own.origins.items() if key in silent}
+    said: dict[str, Any] = {key: getattr(own, key) for key in silent}
+    return dataclasses.replace(entry, **said, origins={**origins, **entry.origins})
 
 
 def _scan(folder: Path) -> dict[str, Path]:
