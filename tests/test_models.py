@@ -1,6 +1,7 @@
 """Loading models from folders with transformers: what is served, what is refused, prompts and end tokens."""
 
 import json
+import logging
 import re
 import shutil
 import struct
@@ -374,6 +375,16 @@ def test_a_hub_id_that_is_not_cached_is_refused_offline(start: str):
     begin = {"describe": lambda entry: describe(entry, None, CPU), "tokenizer": load_tokenizer}[start]
     line = refusal(None, begin, hub_id="nobody/no-such-model")
     assert "check the name and the network, or give a folder with --model" in line
+
+
+def test_retries_of_the_hubs_client_are_not_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    def from_pretrained(*arguments: object, **named: object) -> None:
+        logging.getLogger("huggingface_hub").warning("Retrying in 8s [Retry 5/5].")
+        raise OSError("no network")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", from_pretrained)
+    assert "no network" in refusal(None, load_tokenizer, hub_id="nobody/no-such-model")
+    assert not caplog.records
 
 
 def test_code_that_comes_with_a_model_is_never_run(model_folder: MakeFolder, tmp_path: Path):

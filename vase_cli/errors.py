@@ -12,6 +12,9 @@ The command line prints the message of a ``VaseError`` as one line on stderr. A 
 wrong, where, and what to do. Every other exception is a bug and keeps its traceback.
 """
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -37,6 +40,18 @@ class RunError(VaseError):
     """A run that started and failed; what it had finished is kept."""
 
     exit_code: ClassVar[int] = 1
+
+
+@contextlib.contextmanager
+def quiet_hub_client() -> Iterator[None]:
+    """Without the hub client's lines on every retry of a connection that is down: our one line says it once."""
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def first_line(error: BaseException) -> str:

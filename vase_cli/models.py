@@ -31,7 +31,7 @@ from transformers import (
 
 from vase_cli.compiled import CompiledForward, attend
 from vase_cli.config import ModelEntry, ModelShape
-from vase_cli.errors import ModelError, first_line
+from vase_cli.errors import ModelError, first_line, quiet_hub_client
 from vase_cli.forward import DecodeStep, ForwardStep
 from vase_cli.fused import FusedForward, fuse
 
@@ -495,12 +495,13 @@ def _where(entry: ModelEntry) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars and warnings: what matters is checked and said by us."""
+    """Without transformers' and the hub client's progress bars and warnings: what matters is checked and said by us."""
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        yield
+        with quiet_hub_client():
+            yield
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
 

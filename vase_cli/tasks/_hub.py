@@ -1,10 +1,9 @@
 """Rows of a dataset on the Hugging Face hub, at a pinned revision."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vase_cli.errors import DataError
+from vase_cli.errors import DataError, quiet_hub_client
 from vase_cli.tasks._rows import KNOWN_FIELDS, Row, field_key
 
 
@@ -30,12 +29,9 @@ def read_hub(task: str, source: HubSource, *, gated: bool) -> Iterator[Row]:
     """
     import datasets
 
-    # Its client logs every retry of a connection that is down; the one line below says it once.
-    client_log = logging.getLogger("huggingface_hub")
-    level = client_log.level
-    client_log.setLevel(logging.ERROR)
     try:
-        rows = datasets.load_dataset(source.id, source.config, split=source.split, revision=source.revision)
+        with quiet_hub_client():
+            rows = datasets.load_dataset(source.id, source.config, split=source.split, revision=source.revision)
     # Whatever the hub's client raises (its own, HTTP and file system errors), the user's way out is the same.
     except Exception as error:
         local = f"give the problems as a file: --data {task}.jsonl, or $VASE_DATA, a folder with {task}.jsonl in it"
@@ -48,8 +44,6 @@ def read_hub(task: str, source: HubSource, *, gated: bool) -> Iterator[Row]:
         raise DataError(
             f"cannot load {task} from the hub dataset {source.id} ({type(error).__name__}: {reason}); {way_out}"
         ) from error
-    finally:
-        client_log.setLevel(level)
     rows = rows.select_columns([name for name in rows.column_names if field_key(name) in KNOWN_FIELDS])
     for number, fields in enumerate(rows, start=1):
         yield Row(f"{source.id} row {number}", fields, id_prefix=source.id_prefix)
