@@ -296,3 +296,15 @@ def test_the_environment_names_the_recipe(vase: Shell, model: Path, monkeypatch:
     )
     monkeypatch.setenv("VASE_RECIPE", "own.yaml")
     assert vase("run", "hello").out == texts(vase, model, "hello")[0] + "\n"
+
+
+def test_the_embedded_model_says_that_it_solves_one_kind_of_problem(
+    vase: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VASE_RECIPE", raising=False)
+    few = ("--budget", "32", "--window", "16", "--max-new-tokens", "2", "--slots", "1")
+    unnamed = vase("run", "hi", *few)
+    assert unnamed.code == 0
+    assert re.match(r"no model named: tiny-reasoner answers, .*; name another with --recipe or --model$", unnamed.err)
+    named = vase("run", "hi", "--recipe", "tiny-reasoner", *few)
+    assert (named.out, named.err) == (unnamed.out, "")

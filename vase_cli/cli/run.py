@@ -58,8 +58,13 @@ def run(
     With nothing named it runs the embedded model. On a terminal the text streams; in a pipe it is text only.
     """
     prompts = _read_prompts(prompt, input_file)
-    if recipe is None and model is None:
-        recipe = os.environ.get("VASE_RECIPE") or DEFAULT_RECIPE
+    if recipe is None and model is None and not (recipe := os.environ.get("VASE_RECIPE")):
+        recipe = DEFAULT_RECIPE
+        typer.echo(
+            f"no model named: {DEFAULT_RECIPE} answers, which solves one kind of problem only (`vase tasks show "
+            "recurrence`); name another with --recipe or --model",
+            err=True,
+        )
     resolved, entry = options.resolve(recipe, options.overrides(context.params), zoo=zoo, recipes=recipes)
     assembly = options.assemble(resolved, entry)
 
