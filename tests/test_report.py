@@ -135,6 +135,12 @@ def test_the_dense_cache_holds_the_longest_texts_one_for_each_slot() -> None:
     assert summarize(records, a_run(), [{**session, "slots": 64}])["dense_cache_bytes"] == 7 * (100 + 50 + 15)
 
 
+def test_a_cache_is_not_set_against_texts_that_are_not_there() -> None:
+    summary = summarize([a_record(0), a_record(1)], a_run(), [a_session()])
+    assert summary["slots"] == 2 and "dense cache" in summary_lines(summary)[-1]
+    assert "dense cache" not in summary_lines({**summary, "slots": 3})[-1]
+
+
 def test_a_stored_run_gives_its_summary_again(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
         for problem in range(3):

@@ -258,7 +258,8 @@ def _footer(summary: Record) -> list[str]:
             ("the same text in a dense cache", "dense_cache_bytes"),
             ("peak", "peak_bytes"),
         )
-        if summary[key] is not None
+        # With fewer texts than slots the cache would be set against texts that were not there.
+        if summary[key] is not None and (key != "dense_cache_bytes" or summary["samples"] >= summary["slots"])
     ]
     return [*lines, ", ".join(memory)] if memory else lines
 
