@@ -72,6 +72,17 @@ def test_lines_and_tables_say_the_same_and_how_to_read_it() -> None:
     assert "standard error" in drawn
 
 
+def test_no_figure_is_broken_on_a_terminal_of_80_columns() -> None:
+    from rich.console import Console
+
+    runs = [compared("full", None, [True, False]), compared("snapkv-sample", 4096, [True, True])]
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in comparison_tables(runs):
+        console.print(table)
+    drawn = console.export_text()
+    assert "50.0 ± 50.0" in drawn and "+50.0 ± 50.0" in drawn and "snapkv-sample" in drawn
+
+
 def test_every_method_at_every_budget_and_full_once(vase: Shell, model_folder: MakeModel) -> None:
     grid = ("--method", "full", "--method", "snapkv", "--method", "random", "--budget", "16", "--budget", "24")
     small = ("--window", "4", "--max-new-tokens", "12", "--slots", "3")

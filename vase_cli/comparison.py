@@ -63,7 +63,7 @@ def comparison_tables(runs: Sequence[ComparedRun]) -> "list[Table]":
     for task, cells in rows(runs).items():
         table = Table(title=Text(task), caption=Text(READING), caption_justify="left", box=SIMPLE_HEAD, padding=0)
         for number, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="right" if number else "left", no_wrap=number < 3)
+            table.add_column(heading, justify="right" if number else "left", no_wrap=number < 4)
         for row in cells:
             table.add_row(*map(Text, row))
         tables.append(table)
