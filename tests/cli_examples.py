@@ -62,6 +62,11 @@ class Shell:
         return line.removeprefix("vase: ")
 
 
+def help_words(shell: Shell, command: str) -> str:
+    """What ``--help`` of a command says, its words without the boxes and columns."""
+    return " ".join(word for word in shell(command, "--help").out.split() if word not in "│╭╰")
+
+
 def open_shell(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
     """A shell in an empty folder, which is the working folder from here on."""
     torch.set_num_threads(1)  # for so small models more threads only wait for each other

@@ -52,13 +52,15 @@ def records(lines: list[str]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--slots", "0"], "slots: must be a whole number of sequences, at least 1, not 0; or write auto"),
-        (["--slots", "2,many"], "must be a whole number of sequences, not 'many'; or write auto"),
+        (["--slots", "0"], "--slots: must be a whole number of sequences, at least 1, or auto, not 0"),
+        (["--slots", "2,many"], "must be a whole number of sequences, at least 1, or auto, not 'many'"),
         (["--shape", "litle"], "no zoo entry 'litle'; did you mean 'little'?"),
+        (["--shape", "./zoo"], "--shape ./zoo: takes a zoo name (`vase zoo list`); for a model folder or hub id use"),
+        (["--shape", "zoo"], "--shape zoo: takes a zoo name"),
         (["--shape", "bare"], "zoo entry bare does not say its shape and architecture"),
         (["--method", "randm"], "'randm' is not known; did you mean 'random'?"),
         (["--budget", "4"], "budget 4: not above the window of 4 tokens"),
-        (["--budget", "0"], "budget 0: must be a positive number of tokens"),
+        (["--budget", "0"], "--budget: 0 is not a positive number of tokens"),
         (["--context", "12"], "a text of 12 tokens is too short: vase-attnv needs 20 to be cut"),
         (["--context", "2k"], "--context 2k: must be a whole number of tokens, at least 1"),
         (["--context", "0"], "--context 0: must be a whole number of tokens, at least 1"),
@@ -144,6 +146,20 @@ def test_the_table_and_what_is_going_on_are_on_stderr(vase: Shell) -> None:
         assert lines[start + 2].split()[:4] == ["random", "16", "2", "32"]
         assert lines[start + 3].split()[:4] == ["full", "-", "2", "32"]
     assert lines[7].startswith("Step ms: median") and lines[12].startswith("Prefill/s: ")
+
+
+def test_nothing_that_could_be_measured_is_a_failure(vase: Shell) -> None:
+    outcome = vase(*little("--method", "random", "--budget", "16", "--slots", "800,900", "--memory", "0.002"))
+    assert outcome.code == 1
+    assert [json.loads(line)["kind"] for line in outcome.out.splitlines()] == ["cell", "cell", "summary"]
+    assert outcome.err.splitlines()[-1].startswith("vase: nothing was measured, the warnings say why; try fewer")
+
+
+def test_an_option_goes_to_the_methods_that_have_it(vase: Shell) -> None:
+    outcome = vase(*little("--method", "full,vase-attnv", "--budget", "16", "-o", "n_large=5", "--slots", "1"))
+    options = {cell["method"]: cell["method_options"] for cell in records(outcome.lines())}
+    assert options["vase-attnv"]["n_large"] == 5 and "n_large" not in options["full"]
+    assert "note: -o n_large is for vase-attnv; no such option: full\n" in outcome.err
 
 
 @pytest.mark.parametrize("columns", [45, 80])

@@ -15,6 +15,7 @@ from cli_examples import (
     Shell,
     clean_environment,
     files_under,
+    help_words,
     only_run,
     open_shell,
     problem_rows,
@@ -145,6 +146,8 @@ def test_the_zoo_folder_that_is_named_takes_the_entry(shell: Shell, model_folder
         (["--validate"], "--validate compares methods at a budget, and the recipe has none: give --budget"),
         (["--validate", "--budget", "16", "--window", "16"], "16"),
         (["--validate", "--budget", "16", "--window", "4", "-o", "n_large=2"], "n_large is 2: it must be at least 4"),
+        (["-o", "nonsense=3"], "-o without --validate: only its runs evict; add it, or leave them out"),
+        (["-o", "sinks=3", "--budget", "7"], "--budget and -o without --validate: only its runs evict"),
         (["--data", "missing.jsonl"], "missing.jsonl"),
         (["--slots", "none"], "slots"),
     ],
@@ -250,4 +253,6 @@ def test_a_killed_calibration_goes_on_and_ends_the_same(
 
 def test_help_and_the_command_list_name_it(shell: Shell):
     assert "calibrate" in shell("--help").out
-    assert "--rule" in shell("calibrate", "--help").out
+    said = help_words(shell, "calibrate")
+    assert "--rule" in said and "the median and 6 median absolute deviations" in said
+    assert "[default: calibrations]" in said

@@ -97,6 +97,12 @@ def test_recipes_show_says_where_each_value_is_from(tmp_path: Path) -> None:
     assert (record["window"], record["origins"]["window"]) == (32, f"recipe mine ({path}:2)")
 
 
+def test_recipes_show_says_where_what_is_compared_is_from() -> None:
+    rows = {row.split()[0]: row for row in lines(call(recipes.app, "show", "tiny-reasoner"))}
+    for key in ("compare.methods", "compare.budgets"):
+        assert "recipe tiny-reasoner (" in rows[key] and not rows[key].endswith("default")
+
+
 @pytest.mark.parametrize("app", [zoo.app, recipes.app])
 def test_unknown_name(app: Typer) -> None:
     result = call(app, "show", "qwen3-9b")
@@ -126,7 +132,10 @@ def test_validate_says_every_file_that_is_wrong(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("model: qwen3-9b", "model 'qwen3-9b' is no zoo entry, folder or hub id"),
-        ("model: qwen3-8b\nmethod_options: {nlarge: 4}", ":2): nlarge: unknown option; did you mean 'n_large'?"),
+        (
+            "model: qwen3-8b\nmethod_options: {nlarge: 4}",
+            ":2): nlarge: unknown option of vase-attnv; did you mean 'n_large'?",
+        ),
         ("model: qwen3-8b\ntasks: [gsm8]", "no task 'gsm8'; did you mean 'gsm8k'?"),
         ("model: qwen3-8b\ntasks: [gsm8k]\nbudget: 64", "budget 64 for gsm8k: not above the window of 64 tokens"),
         ("model: qwen3-8b\ntasks: [gsm8k]\nbudget: 512\nmethod_options: {n_large: 500}", "n_large is 500"),

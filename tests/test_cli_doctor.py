@@ -120,8 +120,6 @@ def test_a_cache_that_cannot_be_written_is_bad(vase: Shell, monkeypatch: pytest.
     [
         ("cuda", "no CUDA device 0: PyTorch sees 0"),
         ("cuda:3", "no CUDA device 3: PyTorch sees 0"),
-        ("tpu", "'tpu' is not a device; write auto, cpu, cuda or cuda:0"),
-        ("cpu:1", "'cpu:1' is not a device"),
     ],
 )
 def test_a_device_that_is_not_there_is_bad(vase: Shell, device: str, message: str) -> None:
@@ -131,6 +129,12 @@ def test_a_device_that_is_not_there_is_bad(vase: Shell, device: str, message: st
     status, text = found["recipes that fit"]
     assert status == "bad" and text.startswith(message)
     assert found["GPU"][0] == ("bad" if device.startswith("cuda") else "note")
+
+
+@pytest.mark.parametrize("device", ["tpu", "cpu:1"])
+def test_what_is_not_a_device_is_refused(vase: Shell, device: str) -> None:
+    refusal = vase.refused("doctor", "--offline", "--device", device)
+    assert refusal == f"--device: '{device}' is not a device; write auto, cpu, cuda or cuda:0"
 
 
 @pytest.mark.parametrize(
@@ -164,8 +168,7 @@ def test_a_users_own_recipes_count_and_broken_ones_do_not_hide_them(vase: Shell,
     (own / "broken.yaml").write_text("modle: qwen3-0.6b\n")
     _, text = findings(vase("doctor", "--offline", "--recipes", own))["recipes that fit"]
     assert "mine" in text.split(", ") and "broken" not in text
-    status, text = findings(vase("doctor", "--offline", "--recipes", tmp_path / "nowhere"))["recipes that fit"]
-    assert status == "bad" and text.endswith("nowhere: not a folder")
+    assert "nowhere: not a folder; name one with recipes in it" in vase.refused("doctor", "--recipes", "nowhere")
 
 
 def test_a_gpu_is_measured_by_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from cli_examples import (
     SMALL,
     Shell,
     clean_environment,
+    help_words,
     only_run,
     open_shell,
     problem_rows,
@@ -21,7 +22,7 @@ from cli_examples import (
     write_rows,
 )
 
-from vase_cli import assembly, machine, models
+from vase_cli import assembly, machine, models, plugins
 
 MakeModel = Callable[..., Path]
 
@@ -44,15 +45,29 @@ def mine(model: Path, *more: object) -> tuple[object, ...]:
     return ("eval", "mine.jsonl", "--grader", "number", "--model", model, *small, *more)
 
 
+def test_help_says_defaults_and_choices(vase: Shell) -> None:
+    said = help_words(vase, "eval")
+    defaults = ("runs", "(the recipe's, or 64)", "(the recipe's, or 0)", "(the recipe's, or vase-attnv)")
+    for default in (*defaults, "(the recipe's, or the task's)"):
+        assert f"[default: {default}]" in said
+    graders = plugins.names("graders")
+    assert f"graded: {', '.join(graders[:-1])} or {graders[-1]}." in said
+    most = assembly.MOST_SLOTS
+    for command in (said, help_words(vase, "bench"), help_words(vase, "run")):
+        assert f"at most {most['cuda']} on a GPU and {most['cpu']} on a CPU" in command
+    for command in (said, help_words(vase, "calibrate")):
+        assert "JSONL, JSON, CSV or Parquet" in command
+
+
 # --- bad input: one line, exit code 2, nothing written -----------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--budget", "0"], "budget 0: must be a positive number of tokens"),
-        (["--budget=-4"], "budget -4: must be a positive number of tokens"),
-        (["--budget", "plenty"], "budget 'plenty': not a number of tokens nor a ratio; write 4096, or 4x"),
+        (["--budget", "0"], "--budget: 0 is not a positive number of tokens"),
+        (["--budget=-4"], "--budget: -4 is not a positive number of tokens"),
+        (["--budget", "plenty"], "--budget: 'plenty' is not a number of tokens nor a ratio; write 4096, or 4x"),
         (["--budget", "0.5x"], "N of 'Nx' must be at least 1"),
         (["--budget", "4"], "budget 4 for mine: not above the window of 4 tokens"),
         (["--budget", "4000x"], "budget 4 for mine (4000x -> 4 tokens"),
@@ -63,32 +78,35 @@ def mine(model: Path, *more: object) -> tuple[object, ...]:
         (["--recipe", "qwen3-9b"], "no recipe 'qwen3-9b'; did you mean 'qwen3-8b'?"),
         (["--grader", "nummber"], "no grader 'nummber'; did you mean 'number'?"),
         (["-o", "n_large"], "option 'n_large': write key=value"),
-        (["-o", "nlarge=4"], "command line: nlarge: unknown option; did you mean 'n_large'?"),
-        (["-o", "n_large=many"], "command line: n_large: must be a whole number, not 'many'"),
-        (["-o", "smooth=1"], "command line: smooth: "),
+        (["-o", "nlarge=4"], "-o nlarge: unknown option of vase-attnv; did you mean 'n_large'?"),
+        (["-o", "n_large=many"], "-o n_large: must be a whole number, not 'many'"),
+        (["-o", "smooth=1"], "-o smooth: "),
         (["--temperature=-1"], "temperature: -1.0 is not 0 (greedy) or a positive number"),
         (["--temperature", "nan"], "temperature: must be a number, not nan"),
         (["--temperature", "warm"], "Invalid value for '--temperature'"),
         (["--top-p", "95"], "write 0.95 for 95 percent"),
-        (["--top-p", "0"], "top_p: 0.0 is not in (0, 1]"),
-        (["--top-k=-1"], "top_k: must be a whole number of tokens, at least 0"),
-        (["--min-p", "1"], "min_p: 1.0 is not in [0, 1)"),
+        (["--top-p", "0"], "--top-p: 0.0 is not in (0, 1]"),
+        (["--top-k=-1"], "--top-k: must be a whole number of tokens, at least 0"),
+        (["--min-p", "1"], "--min-p: 1.0 is not in [0, 1)"),
         (["--seed=-1"], "seed: must be a whole number, at least 0"),
         (["--samples", "0"], "samples: must be a whole number of samples per problem, at least 1"),
         (["--limit", "0"], "limit: must be a whole number of problems, at least 1"),
-        (["--max-new-tokens", "0"], "max_new_tokens: must be a whole number of tokens, at least 1"),
+        (["--max-new-tokens", "0"], "--max-new-tokens: must be a whole number of tokens, at least 1"),
         (["--max-total-tokens", "9000"], "is configured for 8,192 tokens of text; set it to 8,192 or less"),
         (["--max-total-tokens", "20"], "the shortest prompt of mine has 91 tokens, which leaves nothing of the limit"),
         (["--window", "0"], "window: must be a whole number of tokens, at least 1"),
-        (["--slots", "0"], "slots: must be a whole number of sequences, at least 1, not 0; or write auto"),
-        (["--slots", "many"], "or write auto"),
+        (["--slots", "0"], "--slots: must be a whole number of sequences, at least 1, or auto, not 0"),
+        (["--slots", "-1"], "--slots: must be a whole number of sequences, at least 1, or auto, not -1"),
+        (["--slots", "1.5"], "--slots: must be a whole number of sequences, at least 1, or auto, not 1.5"),
+        (["--slots", "many"], "at least 1, or auto, not 'many'"),
         (["--dtype", "float8"], "dtype: "),
         (["--device", "tpu"], "'tpu' is not a device"),
         (["--device", "cuda"], "no CUDA device 0: PyTorch sees 0; use --device cpu or auto"),
         (["--attention", "flash"], "attention: "),
         (["--attention", "flash_attention_2"], "flash_attention_2 needs a CUDA device, not cpu"),
         (["--data", "more.jsonl"], "mine.jsonl is a problem file already; leave one out"),
-        (["--recipes", "nowhere"], "--recipes nowhere: not a folder"),
+        (["--recipes", "nowhere"], "--recipes nowhere: not a folder; name one with recipes in it, or leave it out"),
+        (["--zoo", "nowhere"], "--zoo nowhere: not a folder; name one with zoo entries in it, or leave it out"),
         (["--bugdet", "16"], "No such option: --bugdet"),
         (["--budget"], "Option '--budget' requires an argument"),
     ],
@@ -104,6 +122,8 @@ def test_bad_options_are_refused_in_one_line(vase: Shell, model: Path, options: 
         (["mine.jsonl"], "mine.jsonl needs --grader, one of: choice, integer, math, number"),
         (["gsm8k", "--grader", "math"], "--grader math is for problem files"),
         (["mine.jsnol"], "no task 'mine.jsnol'"),
+        (["gsm8k", "-o", "n_large", "64"], "option 'n_large': write key=value, such as n_large=256"),
+        (["./other.csv", "--grader", "number"], "no such file: ./other.csv; correct the path"),
         (["./mine.jsnol", "--grader", "number"], "no such file: ./mine.jsnol; did you mean 'mine.jsonl'?"),
         (["gsm8k", "math500", "--data", "mine.jsonl"], "is one file, for one task, and 2 are named: give a folder"),
         (["gsm8k", "--data", "mine.json"], "no such file: mine.json; did you mean 'mine.jsonl'?"),

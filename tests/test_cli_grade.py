@@ -98,9 +98,12 @@ def test_neither_torch_nor_transformers_is_imported(vase: Shell, tmp_path: Path)
 
 
 def test_what_is_not_a_graded_run_is_refused(vase: Shell, model_folder: Callable[..., Path]) -> None:
-    assert vase.refused("grade", "nowhere") == "no run folder at nowhere"
-    assert "is not a run folder: it has no run.json" in vase.refused("grade", ".")
+    written = "name one that `vase eval` has written"
+    assert vase.refused("grade", "nowhere") == f"no run folder at nowhere; {written}"
+    assert vase.refused("grade", ".") == f". is not a run folder: it has no run.json; {written}"
     vase("run", "hello", "--model", model_folder("qwen3"), *SMALL, "--out", "runs").lines()
+    refusal = f"{RUNS} is not a run folder: it has no run.json; name one of the 1 in it, such as {only_run(RUNS)}"
+    assert vase.refused("grade", RUNS) == refusal
     assert "'prompts' has no right answers: it was made by `vase run`" in vase.refused("grade", only_run(RUNS))
     assert "Missing argument 'run' (see vase grade --help)" in vase.refused("grade")
 

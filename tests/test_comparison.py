@@ -86,6 +86,7 @@ def test_no_figure_is_broken_on_a_terminal_of_80_columns() -> None:
 def test_every_method_at_every_budget_and_full_once(vase: Shell, model_folder: MakeModel) -> None:
     grid = ("--method", "full", "--method", "snapkv", "--method", "random", "--budget", "16", "--budget", "24")
     small = ("--window", "4", "--max-new-tokens", "12", "--slots", "3")
+    commas = ("--method", "full,snapkv,random", "--budget", "16, 24")
     call = ("eval", "mine.jsonl", "--grader", "number", "--model", model_folder("qwen3"), *grid, *small)
     lines = vase(*call).lines()
     assert [line.split()[:2] for line in lines[2:-1]] == [
@@ -101,6 +102,8 @@ def test_every_method_at_every_budget_and_full_once(vase: Shell, model_folder: M
     before = {folder: (folder / "completions.jsonl").read_bytes() for folder in folders}
     assert vase(*call).lines()[:-1] == lines[:-1], "again: nothing is generated, the same table"
     assert {folder: (folder / "completions.jsonl").read_bytes() for folder in Path("runs").iterdir()} == before
+    assert vase(*call[:6], *commas, *small).lines()[:-1] == lines[:-1], "the same runs, written with commas"
+    assert len(list(Path("runs").iterdir())) == 5
     summaries = [json.loads(line) for line in vase(*call, "--json").lines()]
     assert [len(summary["tasks"]) for summary in summaries] == [1] * 5
 
@@ -123,6 +126,28 @@ def test_a_bad_one_among_several_is_refused_before_the_first_runs(vase: Shell, m
     assert "not above the window" in vase.refused(*call, "--method", "random", "--budget", "16", "--budget", "4")
     typo = vase.refused(*call, "--budget", "16", "--method", "random", "--method", "ramdom")
     assert "did you mean 'random'?" in typo
+
+
+def test_each_method_gets_the_options_that_it_has(vase: Shell, model_folder: MakeModel) -> None:
+    Path("own.yaml").write_text(
+        f"model: {model_folder('qwen3')}\nwindow: 4\nmax_new_tokens: 4\nbudget: 16\ntasks: [./mine.jsonl]\n"
+        "compare:\n  methods: [full, vase-attnv, random]\n"
+    )
+    call = ("eval", "--recipe", "own.yaml", "--grader", "number")
+    outcome = vase(*call, "-o", "n_large=5", "-o", "protect_prompt=true")
+    assert outcome.lines()
+    assert "note: -o n_large is for vase-attnv; no such option: full, random\n" in outcome.err
+    assert "protect_prompt is for" not in outcome.err
+    configs = [json.loads((folder / "run.json").read_text())["config"] for folder in Path("runs").iterdir()]
+    options = {config["method"]: config["method_options"] for config in configs}
+    assert {name: own.get("n_large") for name, own in options.items()} == {
+        "full": None, "vase-attnv": 5, "random": None,
+    }  # fmt: skip
+    assert all(own["protect_prompt"] for own in options.values())
+    refusal = vase.refused(*call, "-o", "nlarge=5")
+    assert refusal == "-o nlarge: unknown option of full, vase-attnv, random; did you mean 'n_large'?"
+    assert vase.refused(*call, "-o", "n_large=5", "-m", "full").startswith("-o n_large: unknown option of full; ")
+    assert "did you mean 'full'?" in vase.refused(*call, "-o", "n_large=5", "-m", "ful,random")
 
 
 def test_a_recipe_says_what_is_compared_unless_the_command_line_does(vase: Shell, model_folder: MakeModel) -> None:

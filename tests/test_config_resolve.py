@@ -103,25 +103,42 @@ def test_sampling_follows_the_thinking_mode(file: RecipeFile) -> None:
     assert recipe.model == "zoo-model"
 
 
-@pytest.mark.parametrize(("mode", "think"), [("always", False), ("never", True)])
-def test_a_thinking_mode_that_the_model_lacks(mode: Literal["always", "never"], think: bool) -> None:
+@pytest.mark.parametrize(
+    ("mode", "think", "typed", "way_out"),
+    [
+        ("always", False, "--no-think: m always thinks; leave it out", r"say think: true \(--think\)"),
+        ("never", True, "--think: m does not think; leave it out", r"say think: false \(--no-think\)"),
+    ],
+)
+def test_a_thinking_mode_that_the_model_lacks(
+    mode: Literal["always", "never"], think: bool, typed: str, way_out: str, tmp_path: Path
+) -> None:
     entry = ModelEntry("m", hub_id="a/b", thinking=Thinking(mode))
     assert resolve_recipe(RecipeFile("m"), entry, {}).think is not think
-    with pytest.raises(ConfigError, match="command line: think: m "):
+    with pytest.raises(ConfigError) as caught:
         resolve_recipe(RecipeFile("m"), entry, {"think": think})
+    assert str(caught.value) == typed
+    with pytest.raises(ConfigError, match=rf"mine\.yaml:2\): think: m .*; leave it out or {way_out}$"):
+        resolve_recipe(written(tmp_path, f"model: m\nthink: {str(think).lower()}\n"), entry, {})
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"window": 0}, "command line: window: must be a whole number of tokens, at least 1, not 0"),
-        ({"top_p": 95.0}, "command line: top_p: 95.0 is not in (0, 1], 1 being off; write 0.95 for 95 percent"),
-        ({"temperature": float("nan")}, "command line: temperature: must be a number, not nan"),
-        ({"method": "vase-atnv"}, "command line: method: 'vase-atnv' is not known; did you mean 'vase-attnv'?"),
-        ({"budget": "4k"}, "command line: budget: budget '4k': not a number of tokens nor a ratio"),
-        ({"device": "gpu"}, "command line: device: 'gpu' is not a device"),
-        ({"slots": "0"}, "command line: slots: must be a whole number of sequences, not '0'; write 0 without quotes"),
-        ({"slots": 0}, "command line: slots: must be a whole number of sequences, at least 1, not 0; or write auto"),
+        ({"window": 0}, "--window: must be a whole number of tokens, at least 1, not 0"),
+        ({"top_p": 95.0}, "--top-p: 95.0 is not in (0, 1], 1 being off; write 0.95 for 95 percent"),
+        ({"temperature": float("nan")}, "--temperature: must be a number, not nan"),
+        ({"method": "vase-atnv"}, "--method: 'vase-atnv' is not known; did you mean 'vase-attnv'?"),
+        ({"budget": "4k"}, "--budget: '4k' is not a number of tokens nor a ratio"),
+        ({"device": "gpu"}, "--device: 'gpu' is not a device"),
+        (
+            {"slots": "0"},
+            "--slots: must be a whole number of sequences, at least 1, or auto, not '0'; write 0 without quotes",
+        ),
+        ({"slots": 0}, "--slots: must be a whole number of sequences, at least 1, or auto, not 0"),
+        ({"system_prompt": " "}, "--system: is empty"),
+        ({"max_new_tokens": 0}, "--max-new-tokens: must be a whole number of tokens, at least 1, not 0"),
+        ({"budgets": {"gsm8k": 0}}, "command line: budgets.gsm8k: 0 is not a positive number of tokens"),
         ({"seeds": 1}, "command line: seeds: unknown; did you mean 'seed'?"),
     ],
 )
@@ -167,7 +184,7 @@ def test_options_are_coerced() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("cuont", 3, "here: cuont: unknown option; did you mean 'count'?"),
+        ("cuont", 3, "here: cuont: unknown option of the method; did you mean 'count'?"),
         ("count", 1.5, "here: count: must be a whole number, not 1.5"),
         ("count", True, "here: count: must be a whole number, not true"),
         ("count", "010", "here: count: must be a whole number, not '010'; write 10"),
@@ -189,7 +206,7 @@ def test_options_of_the_wrong_type(option: str, value: Any, message: str) -> Non
 def test_make_method_names_where_a_bad_option_is_written(file: RecipeFile, tmp_path: Path) -> None:
     method = make_method(resolve_recipe(file, ENTRY, {}))
     assert (method.n_large, method.sinks) == (128, 8)
-    with pytest.raises(ConfigError, match="command line: nlarge: unknown option; did you mean 'n_large'"):
+    with pytest.raises(ConfigError, match="-o nlarge: unknown option of vase-attnv; did you mean 'n_large'"):
         make_method(resolve_recipe(file, ENTRY, {"method_options": {"nlarge": 1}}))
     with pytest.raises(ConfigError, match=r"recipe mine \(.*mine.yaml:2\): sinks: must be a whole number"):
         make_method(resolve_recipe(written(tmp_path, "model: m\nmethod_options: {sinks: few}\n"), ENTRY, {}))

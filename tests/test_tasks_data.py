@@ -159,7 +159,7 @@ BAD_ROWS = {
     "list": (b'["1 + 1?", "2"]', "not an object with fields"),
     "number": (b"7", "not an object with fields"),
     "null": (b"null", "not an object with fields"),
-    "no_question": (b'{"answer": "2"}', "no field 'question' (or 'problem') (or 'prompt')"),
+    "no_question": (b'{"answer": "2"}', "no field 'question' (or 'problem' or 'prompt')"),
     "null_question": (b'{"question": null, "answer": "2"}', "no field 'question'"),
     "empty_question": (b'{"problem": " \\n", "answer": "2"}', "field 'problem' is empty"),
     "question_list": (b'{"prompt": [{"role": "user"}], "answer": "2"}', "field 'prompt' is a list, not text"),

@@ -33,7 +33,9 @@ def parse_budget(spec: int | str) -> int | Fraction:
     elif ratio := _RATIO.fullmatch(spec.strip()):
         value = Fraction(ratio[1])
         if value < 1:
-            raise ConfigError(f"budget {spec!r}: N of 'Nx' must be at least 1; '4x' keeps a quarter of the full cache")
+            raise ConfigError(
+                f"budget {spec!r} is too small: N of 'Nx' must be at least 1; '4x' keeps a quarter of the full cache"
+            )
         return value
     elif re.fullmatch(r"[-+]?[0-9]{1,18}", spec.strip()):
         tokens = int(spec)
@@ -41,7 +43,7 @@ def parse_budget(spec: int | str) -> int | Fraction:
         raise _not_a_budget(spec)
     if tokens < 1:
         raise ConfigError(
-            f"budget {tokens}: must be a positive number of tokens, such as 4096; method 'full' evicts nothing"
+            f"budget {tokens} is not a positive number of tokens, such as 4096; method 'full' evicts nothing"
         )
     return tokens
 
@@ -92,5 +94,5 @@ def _ratio(value: Fraction) -> str:
 
 def _not_a_budget(spec: object) -> ConfigError:
     return ConfigError(
-        f"budget {spec!r}: not a number of tokens nor a ratio; write 4096, or 4x for a quarter of the full cache"
+        f"budget {spec!r} is not a number of tokens nor a ratio; write 4096, or 4x for a quarter of the full cache"
     )

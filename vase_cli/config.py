@@ -34,6 +34,9 @@ T = TypeVar("T")
 
 ThinkingMode = Literal["always", "switch", "never"]
 
+COMMAND_LINE = "command line"
+"""Where a value comes from that was typed, among a recipe's ``origins``."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -206,7 +209,7 @@ def _budget(written: Scalar) -> int | str:
     try:
         parsed = parse_budget(value)  # type: ignore[arg-type]
     except ConfigError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error).removeprefix("budget ")) from None
     return parsed if isinstance(parsed, int) else str(value).strip().lower()
 
 
@@ -216,7 +219,8 @@ def _slots(written: Scalar) -> int | str:
     try:
         return whole("sequences")(written)
     except ValueError as error:
-        raise ValueError(f"{error}; or write auto") from None
+        given = str(error).partition(", not ")[2]
+        raise ValueError(f"must be a whole number of sequences, at least 1, or auto, not {given}") from None
 
 
 def _registered(group: str) -> Rule[str]:
@@ -374,7 +378,7 @@ def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, 
     layers: list[_Layer] = [
         (facts, lambda key: _entry_origin(entry)),
         (written, file.origin),
-        (given, lambda key: "command line"),
+        (given, lambda key: COMMAND_LINE),
     ]
     compared = not {"method", "budget", "budgets"} & given.keys()
     values: dict[str, Any] = {"model": entry.name, "think": entry.thinking.mode != "never"}
@@ -421,36 +425,54 @@ def _merge(key: str, layers: Sequence[_Layer]) -> tuple[dict[str, Any], dict[str
 def _check_overrides(given: dict[str, Any]) -> dict[str, Any]:
     sampling = {**given.pop("sampling", {}), **{key: given.pop(key) for key in SAMPLING_KEYS if key in given}}
     if unknown := [key for key in given if key not in RECIPE_KEYS]:
-        raise ConfigError(f"command line: {unknown[0]}: unknown; {did_you_mean(unknown[0], RECIPE_KEYS)}")
-    checked = dict(given)
-    for key, rule in _RULES.items():
-        if key in given:
-            checked[key] = _check(key, rule, given[key])
+        raise ConfigError(f"{COMMAND_LINE}: {unknown[0]}: unknown; {did_you_mean(unknown[0], RECIPE_KEYS)}")
+    checked = {key: check_given(key, value) if key in _RULES else value for key, value in given.items()}
     for key, rule in _TASK_RULES.items():
         if key in given:
-            checked[key] = {task: _check(f"{key}.{task}", rule, value) for task, value in given[key].items()}
+            checked[key] = {
+                task: _check(f"{COMMAND_LINE}: {key}.{task}", rule, value) for task, value in given[key].items()
+            }
     if sampling:
         checked["sampling"] = {
-            key: _check(key, _SAMPLING_RULES[key], value) for key, value in sampling.items() if value is not None
+            key: _check(_typed(key), _SAMPLING_RULES[key], value)
+            for key, value in sampling.items()
+            if value is not None
         }
     if "tasks" in given:
         checked["tasks"] = tuple(given["tasks"])
     return checked
 
 
-def _check(key: str, rule: Rule[T], value: Any) -> T:
+def check_given(key: str, value: Any) -> Any:
+    """One value of the command line, by the recipe's rule for ``key``.
+
+    Raises:
+        ConfigError: the rule refuses it; the message starts with the option as it is typed.
+    """
+    return _check(_typed(key), _RULES[key], value)
+
+
+def _typed(key: str) -> str:
+    """The option that sets a recipe's key: ``top_p`` -> ``--top-p``."""
+    return "--system" if key == "system_prompt" else f"--{key.replace('_', '-')}"
+
+
+def _check(place: str, rule: Rule[T], value: Any) -> T:
     try:
         return rule(value)
     except ValueError as error:
-        raise ConfigError(f"command line: {key}: {error}") from None
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def _check_thinking(entry: ModelEntry, think: bool, where: str) -> None:
-    mode = entry.thinking.mode
-    if think and mode == "never":
-        raise ConfigError(f"{where}: think: {entry.name} does not think; leave it out or say think: false (--no-think)")
-    if not think and mode == "always":
-        raise ConfigError(f"{where}: think: {entry.name} always thinks; leave it out or say think: true (--think)")
+    if entry.thinking.mode != ("never" if think else "always"):
+        return
+    does, option, other = "always thinks", "--no-think", "think: true (--think)"
+    if think:
+        does, option, other = "does not think", "--think", "think: false (--no-think)"
+    if where == COMMAND_LINE:
+        raise ConfigError(f"{option}: {entry.name} {does}; leave it out")
+    raise ConfigError(f"{where}: think: {entry.name} {does}; leave it out or say {other}")
 
 
 def _entry_origin(entry: ModelEntry) -> str:

@@ -14,8 +14,8 @@ import typer
 from vase_cli.catalog import Catalog
 from vase_cli.cli import options
 from vase_cli.cli.evaluate import DEFAULT_RECIPE
-from vase_cli.config import SAMPLING_KEYS, ModelEntry, Recipe, RecipeFile, SamplingParams, resolve_recipe
-from vase_cli.errors import ConfigError
+from vase_cli.config import SAMPLING_KEYS, ModelEntry, Recipe, SamplingParams, check_given
+from vase_cli.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from vase_cli.bench import Bench, Cell, Steps
@@ -59,7 +59,7 @@ def bench(
     slots: Annotated[
         list[str] | None,
         typer.Option(
-            "--slots", help="Sequences at a time: 16, or 1,16,64; auto takes what fits.", rich_help_panel=_BENCH
+            "--slots", help=f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}.", rich_help_panel=_BENCH
         ),
     ] = None,
     text_context: Annotated[
@@ -134,7 +134,8 @@ def bench(
         sampling_mode, context.params
     )
     compared = _compared(shape, recipe, given, method, budget, zoo=zoo, recipes=recipes, with_full=bool(text))
-    counts = [_slots(compared[0], count) for count in _listed(slots)] or [compared[0][0].slots]
+    counts = [check_given("slots", options.slot_count(count)) for count in options.listed(slots)]
+    counts = counts or [compared[0][0].slots]
 
     from vase_cli.bench import Bench, make_steps
 
@@ -160,7 +161,12 @@ def _compared(
 ) -> list[tuple[Recipe, ModelEntry]]:
     """A recipe for every method at every budget; with ``full``, it comes first, named or not."""
     if shape is not None:
-        Catalog.open(zoo=zoo, recipes=recipes).find("zoo", shape)
+        catalog = Catalog.open(zoo=zoo, recipes=recipes)
+        if shape not in catalog.files("zoo") and (os.sep in shape or Path(shape).is_dir()):
+            raise ConfigError(
+                f"--shape {shape}: takes a zoo name (`vase zoo list`); for a model folder or hub id use --model"
+            )
+        catalog.find("zoo", shape)
         given = {**given, "model": shape}
     elif recipe is None and given["model"] is None:
         recipe = os.environ.get("VASE_RECIPE") or DEFAULT_RECIPE
@@ -230,6 +236,8 @@ def _run(measured: "Bench", cells: "Sequence[Cell]", out: Path | None) -> None:
         summary = measured.summary(cells[0].assembly, records)
         _print_tables(records, summary)
         write(summary)
+    if all(record["status"] != "ok" for record in records):
+        raise RunError("nothing was measured, the warnings say why; try fewer --slots or a shorter --context or --text")
 
 
 def _print_tables(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
@@ -334,21 +342,10 @@ def _sampling(asked: str | None, parameters: Mapping[str, Any]) -> dict[str, Any
     return {}
 
 
-def _slots(compared: tuple[Recipe, ModelEntry], written: str) -> int | str:
-    """A number of slots, by the recipe's rule."""
-    recipe, entry = compared
-    return resolve_recipe(RecipeFile(recipe.name), entry, {"slots": options.slot_count(written)}).slots
-
-
 def _lengths(option: str, values: Sequence[str] | None) -> list[int]:
     lengths = []
-    for written in _listed(values):
+    for written in options.listed(values):
         if not (written.isascii() and written.isdigit() and 0 < int(written) < 2**31):
             raise ConfigError(f"{option} {written}: must be a whole number of tokens, at least 1")
         lengths.append(int(written))
     return lengths
-
-
-def _listed(values: Sequence[str] | None) -> list[str]:
-    """An option's values, given one by one or with commas between them; each once."""
-    return list(dict.fromkeys(one.strip() for value in values or () for one in value.split(",")))

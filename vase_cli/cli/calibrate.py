@@ -51,18 +51,25 @@ def calibrate(
     task: Annotated[
         str | None, typer.Option("--task", help="Whose problems are solved; gsm8k, or the recipe's if it has one only.")
     ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Problems from a local file.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Problems from a local file: JSONL, JSON, CSV or Parquet.")
+    ] = None,
     problems: Annotated[
         int, typer.Option("--problems", min=1, help="How many problems, one text each.")
     ] = DEFAULT_PROBLEMS,
     rule: Annotated[
-        str, typer.Option("--rule", help="Of the thresholds: quantile:0.95, mad:6 or share:0.25.")
+        str,
+        typer.Option(
+            "--rule",
+            help="Where each head's threshold is: quantile:0.95, the value range that 95% of the tokens stay within; "
+            "mad:6, the median and 6 median absolute deviations; share:0.25, what a quarter of the tokens exceed.",
+        ),
     ] = "quantile:0.95",
     validate: Annotated[
         bool,
         typer.Option("--validate", help="Also run the problems with and without the outliers, at the budget."),
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of all calibrations.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of all calibrations.")] = DEFAULT_OUT,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure a model's value states, and fit the thresholds above which a token is an outlier.
@@ -73,6 +80,9 @@ def calibrate(
     from vase_cli.tasks.base import resolve_tasks
     from vase_cli.threshold_facts import entry_to_write, parse_rule
 
+    unused = [name for name, value in (("--budget", budget), ("-o", option)) if value]
+    if unused and not validate:
+        raise ConfigError(f"{' and '.join(unused)} without --validate: only its runs evict; add it, or leave them out")
     fitted = parse_rule(rule)
     if recipe is None and model is None:
         recipe = os.environ.get("VASE_RECIPE") or DEFAULT_RECIPE
@@ -99,9 +109,7 @@ def calibrate(
     if validate:
         check_validation(own, entry, assembly, named[0], data)
     with CalibrationProgress() as progress:
-        measured = run_calibration(
-            assembly, part, root=out or DEFAULT_OUT, rule=fitted, command=sys.argv, progress=progress
-        )
+        measured = run_calibration(assembly, part, root=out, rule=fitted, command=sys.argv, progress=progress)
     entry_path, thresholds = write_to_zoo(measured, entry, destination, built_in=built_in)
     runs: Sequence[ComparedRun] = ()
     if validate:

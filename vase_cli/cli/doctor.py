@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from vase_cli.cli import options
+from vase_cli.config import check_given
 from vase_cli.errors import VaseError
 
 _HUB_TIMEOUT_S = 5.0
@@ -33,6 +34,8 @@ def doctor(
     offline: Annotated[bool, typer.Option("--offline", help="Do not ask the hub.")] = False,
 ) -> None:
     """Check Python, PyTorch, the device, FlashAttention, the hub, and say which recipes fit this machine."""
+    if device is not None:
+        check_given("device", device)
     findings = [_python(), _torch()]
     torch_found = findings[-1].status == "ok"
     if torch_found:

@@ -44,16 +44,26 @@ def evaluate(
     attention: options.AttentionName = None,
     compile_decode: options.Compile = None,
     device: options.Device = None,
-    samples: Annotated[int | None, typer.Option("--samples", help="Samples of each problem.")] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", help="Samples of each problem.", show_default="the recipe's, or the task's"),
+    ] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="Take only the first so many problems.")] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="Problems from a local file, or a folder of NAME.jsonl.")
+        Path | None,
+        typer.Option(
+            "--data",
+            help="Problems from a local file (JSONL, JSON, CSV or Parquet), or a folder of TASK.jsonl or such.",
+        ),
     ] = None,
-    grader: Annotated[str | None, typer.Option("--grader", help="How a problem file is graded.")] = None,
+    grader: Annotated[
+        str | None,
+        typer.Option("--grader", help="How a problem file is graded: choice, integer, math or number."),
+    ] = None,
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used, and count them.")
     ] = False,
-    out: options.Out = None,
+    out: options.Out = DEFAULT_OUT,
     as_json: options.AsJson = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print what every key of the report means.")] = False,
 ) -> None:
@@ -68,10 +78,10 @@ def evaluate(
         return
     from vase_cli.tasks.base import resolve_tasks
 
+    given = options.overrides(context.params)  # first: `-o n_large 64` looks like a task named 64
     named = resolve_tasks(tasks, grader) if tasks else []
     if recipe is None and model is None:
         recipe = _default_recipe(tasks, device, zoo, recipes)
-    given = options.overrides(context.params)
     compared = options.compared(recipe, given, methods=method or [], budgets=budget or [], zoo=zoo, recipes=recipes)
     resolved, entry = compared[0]
     named = named or resolve_tasks(resolved.tasks, grader)
@@ -101,7 +111,7 @@ def evaluate(
         for assembly, parts in zip(assemblies, prepared, strict=True):
             if len(assemblies) > 1:
                 progress.note(f"run {len(runs) + 1} of {len(assemblies)}: {assembly.recipe.method}")
-            finished = run_evaluation(assembly, parts, root=out or DEFAULT_OUT, command=sys.argv, progress=progress)
+            finished = run_evaluation(assembly, parts, root=out, command=sys.argv, progress=progress)
             tokens = {one.task.name: one.part.budget.tokens if one.part.budget else None for one in parts}
             runs.append(ComparedRun(assembly.recipe.method, tokens, finished.summary, finished.records))
             progress.note(f"run folder: {finished.path}")

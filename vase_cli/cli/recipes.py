@@ -20,6 +20,7 @@ from vase_cli.cli._files import (
     copy,
     flatten,
     load_each,
+    origin_of,
     print_columns,
     print_notes,
     validate,
@@ -60,7 +61,7 @@ def show_recipe(
         return
     rows = [("KEY", "VALUE", "FROM")]
     for key, value in flatten(recipe, skip=("name", "origins")).items():
-        rows.append((key, cell(value), recipe.origins.get(key, "default")))
+        rows.append((key, cell(value), origin_of(recipe.origins, key)))
     print_columns(rows)
 
 

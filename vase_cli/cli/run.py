@@ -122,8 +122,9 @@ def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:
 
 def _read_file(path: Path) -> list[str]:
     """One prompt of each line that is not blank, or of each JSON object."""
+    from vase_cli.tasks._files import missing_file, read_rows
+
     if path.suffix in (".jsonl", ".json"):
-        from vase_cli.tasks._files import read_rows
         from vase_cli.tasks._rows import QUESTION, Fields, RowError
 
         prompts = []
@@ -137,6 +138,8 @@ def _read_file(path: Path) -> list[str]:
     else:
         try:
             content = path.read_bytes()
+        except FileNotFoundError:
+            raise DataError(missing_file(str(path), path)) from None
         except OSError as error:
             raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
         lines = (line.removesuffix("\r") for line in _decode(content, str(path)).split("\n"))

@@ -19,6 +19,7 @@ from vase_cli.cli._files import (
     copy,
     flatten,
     load_each,
+    origin_of,
     print_columns,
     print_notes,
     validate,
@@ -67,7 +68,7 @@ def show_entry(
     rows = [("FACT", "VALUE", "FROM")]
     for key, value in flatten(entry, skip=("origins", "source")).items():
         nothing = value in (None, {}) or key == "name"
-        rows.append((key, cell(value), "-" if nothing else _origin(entry, key)))
+        rows.append((key, cell(value), "-" if nothing else origin_of(entry.origins, key)))
         if key == "thresholds" and facts is not None:
             rows += [
                 (f"thresholds.{fact}", cell(said), f"{entry.thresholds}:{facts.lines[fact]}")
@@ -102,13 +103,6 @@ def _check(file: CatalogFile) -> None:
     entry = load_entry(file.path, file.name)
     if entry.thresholds is not None:
         files_of(Path(entry.thresholds))
-
-
-def _origin(entry: ModelEntry, key: str) -> str:
-    """Where a fact, or else the mapping that leaves it to its default, is written."""
-    while key not in entry.origins and "." in key:
-        key = key.rpartition(".")[0]
-    return entry.origins.get(key, "default")
 
 
 def _json(entry: ModelEntry, more: Mapping[str, Any] | None = None) -> str:

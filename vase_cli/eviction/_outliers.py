@@ -73,7 +73,10 @@ def check_n_large(n_large: int | None, sinks: int, budget: int, window: int) -> 
     """Refuse an ``n_large`` that does not fit beside the window, or does not hold the sinks."""
     if n_large is None:
         return
-    check_at_least("n_large", n_large, sinks)
+    if n_large < sinks:
+        raise ConfigError(
+            f"n_large is {n_large}: it must be at least {sinks}, the number of sinks; raise it, or lower sinks"
+        )
     if n_large > budget - window:
         raise ConfigError(
             f"n_large is {n_large}: a budget of {budget} tokens with a window of {window} has "

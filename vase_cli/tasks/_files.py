@@ -53,9 +53,9 @@ def missing_file(origin: str, path: Path) -> str:
     try:
         beside = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix in SUFFIXES)
     except OSError:
-        return f"no such file: {origin} (there is no folder {path.parent})"
+        return f"no such file: {origin} (there is no folder {path.parent}); correct the path"
     close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.5)
-    return f"no such file: {origin}" + (f"; did you mean '{path.parent / close[0]}'?" if close else "")
+    return f"no such file: {origin}; " + (f"did you mean '{path.parent / close[0]}'?" if close else "correct the path")
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -70,6 +70,8 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: unknown kind of file; give {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     try:
         raw = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(missing_file(str(path), path)) from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
     yield from reader(path, raw.removeprefix(_BOM))

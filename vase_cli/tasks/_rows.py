@@ -58,8 +58,8 @@ class Fields:
     def _need(self, aliases: tuple[str, ...]) -> tuple[str, Any]:
         found = self.find(aliases)
         if found is None:
-            others = "".join(f" (or '{alias}')" for alias in aliases[1:])
-            raise RowError(f"no field '{aliases[0]}'{others}")
+            first, *others = dict.fromkeys(f"'{alias}'" for alias in aliases)
+            raise RowError(f"no field {first}" + (f" (or {' or '.join(others)})" if others else ""))
         return found
 
     def text(self, aliases: tuple[str, ...]) -> str:
