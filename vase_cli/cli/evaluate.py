@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vase_cli.comparison import ComparedRun
 
 DEFAULT_RECIPE = "tiny-reasoner"
+_GPU_RECIPE = "qwen3-8b"
 DEFAULT_OUT = Path("runs")
 
 
@@ -69,7 +70,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on tasks, under one eviction method and budget or several side by side.
 
-    With nothing named it evaluates the embedded model. The same command again goes on where it stopped.
+    With nothing named it evaluates the embedded model; tasks without a recipe or model take qwen3-8b, on a GPU that
+    holds it. The same command again goes on where it stopped.
     """
     if schema:
         from vase_cli.report_schema import schema_json, schema_text
@@ -159,9 +161,10 @@ def _default_recipe(tasks: list[str] | None, device: str | None, zoo: Path | Non
     from vase_cli.machine import recipes_that_fit
 
     fitting = recipes_that_fit(Catalog.open(zoo=zoo, recipes=recipes), device or "auto")
-    if fitting.device_type == "cuda" and "qwen3-8b" in fitting.recipes:
-        return "qwen3-8b"
+    if fitting.device_type == "cuda" and _GPU_RECIPE in fitting.recipes:
+        return _GPU_RECIPE
+    useful = [name for name in fitting.recipes if name != DEFAULT_RECIPE]
     raise ConfigError(
         f"no recipe for {' '.join(tasks)}: name one with --recipe or $VASE_RECIPE; on this machine "
-        f"({fitting.description}) fit {', '.join(fitting.recipes) or 'none of them'}"
+        f"({fitting.description}) fit {', '.join(useful) or 'none of them'}"
     )
