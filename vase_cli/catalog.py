@@ -81,7 +81,8 @@ class Catalog:
         given: dict[Kind, Path | None] = {"zoo": zoo, "recipes": recipes}
         for kind, first in given.items():
             if first is not None and not first.is_dir():
-                raise ConfigError(f"--{kind} {first}: not a folder")
+                what = "zoo entries" if kind == "zoo" else kind
+                raise ConfigError(f"--{kind} {first}: not a folder; name one with {what} in it, or leave it out")
             folders = [*([first] if first is not None else []), *(root / kind for root in roots)]
             found = [(folder, str(folder)) for folder in folders if folder.is_dir()]
             search[kind] = (*found, (built_in_folder(kind), BUILT_IN))

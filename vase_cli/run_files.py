@@ -15,6 +15,7 @@ from vase_cli.errors import ConfigError, DataError, RunError, VaseError
 from vase_cli.report_schema import COMPLETION, FORMAT, RUN, RUN_TASK, SESSION, check
 
 RUN_FILE = "run.json"
+_WRITTEN = "name one that `vase eval` has written"
 COMPLETIONS_FILE = "completions.jsonl"
 SESSIONS_FILE = "sessions.jsonl"
 SUMMARY_FILE = "summary.json"
@@ -41,9 +42,12 @@ class StoredCompletions(NamedTuple):
 def require_run_folder(path: Path) -> None:
     """Raises ConfigError unless the path is a folder with a run.json."""
     if not path.is_dir():
-        raise ConfigError(f"no run folder at {path}")
+        raise ConfigError(f"no run folder at {path}; {_WRITTEN}")
     if not (path / RUN_FILE).exists():
-        raise ConfigError(f"{path} is not a run folder: it has no {RUN_FILE}")
+        runs = [child for child in path.iterdir() if (child / RUN_FILE).exists()]
+        newest = max(runs, key=lambda child: (child.stat().st_mtime, child.name), default=None)
+        hint = _WRITTEN if newest is None else f"name one of the {len(runs)} in it, such as {newest}"
+        raise ConfigError(f"{path} is not a run folder: it has no {RUN_FILE}; {hint}")
 
 
 def read_run(folder: Path) -> dict[str, Any]:

@@ -14,21 +14,9 @@ from vase_cli.errors import ConfigError, VaseError
 T = TypeVar("T")
 
 
-def existing_folder(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Refuse a ``--zoo`` or ``--recipes`` that is not a folder."""
-    if value is not None and not value.is_dir():
-        what = "recipes" if param.name == "recipes" else "zoo entries"
-        raise ConfigError(f"--{param.name} {value}: not a folder; name one with {what} in it, or leave it out")
-    return value
-
-
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text.")]
-ZooFolder = Annotated[
-    Path | None, typer.Option("--zoo", help="Folder of zoo entries, searched first.", callback=existing_folder)
-]
-RecipesFolder = Annotated[
-    Path | None, typer.Option("--recipes", help="Folder of recipes, searched first.", callback=existing_folder)
-]
+ZooFolder = Annotated[Path | None, typer.Option("--zoo", help="Folder of zoo entries, searched first.")]
+RecipesFolder = Annotated[Path | None, typer.Option("--recipes", help="Folder of recipes, searched first.")]
 Names = Annotated[list[str] | None, typer.Argument(help="Names or .yaml files; all of them if none.")]
 Destination = Annotated[
     Path | None, typer.Argument(help="Folder, or for one file its new name (.yaml); your own folder if left out.")

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from vase_cli.catalog import Catalog
 from vase_cli.cli import options
 from vase_cli.config import check_given
 from vase_cli.errors import VaseError
@@ -36,6 +37,7 @@ def doctor(
     """Check Python, PyTorch, the device, FlashAttention, the hub, and say which recipes fit this machine."""
     if device is not None:
         check_given("device", device)
+    catalog = Catalog.open(zoo=zoo, recipes=recipes)
     findings = [_python(), _torch()]
     torch_found = findings[-1].status == "ok"
     if torch_found:
@@ -44,7 +46,7 @@ def doctor(
     if importlib.util.find_spec("huggingface_hub"):
         findings += [*([] if offline else [_hub()]), _hub_cache()]
     if torch_found:
-        findings.append(_recipes(device or "auto", zoo, recipes))
+        findings.append(_recipes(device or "auto", catalog))
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         typer.echo(f"{finding.status:4}  {finding.subject.ljust(width)}  {finding.text}")
@@ -143,12 +145,11 @@ def _hub_cache() -> Finding:
         )
 
 
-def _recipes(device: str, zoo: Path | None, recipes: Path | None) -> Finding:
-    from vase_cli.catalog import Catalog
+def _recipes(device: str, catalog: Catalog) -> Finding:
     from vase_cli.machine import recipes_that_fit
 
     try:
-        fitting = recipes_that_fit(Catalog.open(zoo=zoo, recipes=recipes), device)
+        fitting = recipes_that_fit(catalog, device)
     except VaseError as error:
         return Finding("recipes that fit", "bad", str(error))
     return Finding("recipes that fit", "ok" if fitting.recipes else "note", ", ".join(fitting.recipes) or "none")

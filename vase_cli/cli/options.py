@@ -8,7 +8,7 @@ import typer
 
 from vase_cli._yaml import Scalar, parse_scalar
 from vase_cli.catalog import Catalog
-from vase_cli.cli._files import existing_folder, print_notes
+from vase_cli.cli._files import print_notes
 from vase_cli.config import RECIPE_KEYS, SAMPLING_KEYS, ModelEntry, Recipe
 from vase_cli.method_options import parse_option, share_out
 
@@ -39,15 +39,11 @@ Think = Annotated[
 System = Annotated[str | None, typer.Option("--system", help="System prompt.", rich_help_panel=_MODEL)]
 Zoo = Annotated[
     Path | None,
-    typer.Option(
-        "--zoo", help="Folder of zoo entries, searched first.", callback=existing_folder, rich_help_panel=_MODEL
-    ),
+    typer.Option("--zoo", help="Folder of zoo entries, searched first.", rich_help_panel=_MODEL),
 ]
 Recipes = Annotated[
     Path | None,
-    typer.Option(
-        "--recipes", help="Folder of recipes, searched first.", callback=existing_folder, rich_help_panel=_MODEL
-    ),
+    typer.Option("--recipes", help="Folder of recipes, searched first.", rich_help_panel=_MODEL),
 ]
 Method = Annotated[
     str | None,
