@@ -14,7 +14,7 @@ import pytest
 
 import vase_cli
 from vase_cli import plugins
-from vase_cli.catalog import Catalog
+from vase_cli.config.catalog import Catalog
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[1]

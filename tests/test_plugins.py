@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_engine import generate_with_lists, load_model, make_engine, make_requests, token_ids
+from helpers.engines import generate_with_lists, load_model, make_engine, make_requests, token_ids
 
 from vase_cli import plugins
-from vase_cli.config import Recipe
+from vase_cli.config.method_options import make_method
+from vase_cli.config.schema import Recipe
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
 from vase_cli.graders.base import Grader
-from vase_cli.method_options import make_method
 from vase_cli.tasks.base import Task, resolve_tasks
 
 GROUPS = ["eviction", "tasks", "graders", "attention"]
@@ -221,7 +221,7 @@ def test_a_task_and_grader_of_another_package_work_together(third_party: str):
 
 
 def test_a_backend_of_another_package_serves_the_engine(third_party: str, model_folder: Callable[..., Path]):
-    from vase_cli.engine import Engine
+    from vase_cli.engine.engine import Engine
 
     model, requests = load_model(model_folder("qwen3")), make_requests()[:3]
     built_in = make_engine(model, max_new_tokens=8)

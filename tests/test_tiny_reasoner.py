@@ -12,10 +12,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from vase_cli import plugins
-from vase_cli.catalog import Catalog, built_in_folder
-from vase_cli.config import ModelShape, load_entry
-from vase_cli.models import load_tokenizer
-from vase_cli.repetition import has_repetition
+from vase_cli.config.catalog import Catalog, built_in_folder
+from vase_cli.config.resolve import load_entry
+from vase_cli.config.schema import ModelShape
+from vase_cli.evaluation.repetition import has_repetition
+from vase_cli.models.tokenizer import load_tokenizer
 from vase_cli.tasks.recurrence import TASK, Recurrence, draw, held_out_problems
 
 FOLDER = built_in_folder("zoo") / "tiny-reasoner"

@@ -1,17 +1,38 @@
-"""Where a model runs."""
+"""Where a model runs, and how much memory is there.
 
-import torch
+Nothing here loads torch before a device is asked for.
+"""
+
+import contextlib
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vase_cli.errors import ModelError
 
+if TYPE_CHECKING:
+    import torch
 
-def resolve_device(device: str) -> torch.device:
+_RUSAGE_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
+
+_CONTROL_GROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""A container's limit (versions 2 and 1), what is used of it, and what of that are files' pages it can drop."""
+
+
+def resolve_device(device: str) -> "torch.device":
     """ "auto" is the first CUDA device, else the CPU. A CUDA device becomes the process's current one: streams, events
     and kernels that name no device work there.
 
     Raises:
         ModelError: a CUDA device that is not there.
     """
+    import torch
+
     if device == "auto":
         device = "cuda:0" if torch.cuda.is_available() else "cpu"
     resolved = torch.device(device)
@@ -23,3 +44,55 @@ def resolve_device(device: str) -> torch.device:
         torch.cuda.set_device(index)
         return torch.device("cuda", index)
     return resolved
+
+
+def available_ram_bytes() -> int:
+    """Memory that this process could still take: the system's, or less where a control group limits it."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    for folder, limit_name, used_name, reclaimable_name in _CONTROL_GROUPS:
+        limit, used = _lines(folder / limit_name), _lines(folder / used_name)
+        if limit and used and limit[0].isdigit():
+            fields = dict(line.split() for line in _lines(folder / "memory.stat"))
+            available = min(available, int(limit[0]) - int(used[0]) + int(fields.get(reclaimable_name, 0)))
+    return max(available, 0)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM now; 0 where the system does not say."""
+    return _status_bytes("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """Most memory of this process that was in RAM since the last reset; since its start where there is none."""
+    return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RUSAGE_UNIT_BYTES
+
+
+def reset_peak_resident_bytes() -> None:
+    """Start the peak anew, where the system can (Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status_bytes(key: str) -> int:
+    for line in _lines(Path("/proc/self/status")):
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def readable_bytes(size_bytes: int) -> str:
+    """A number of bytes for people: "1.5 GiB"."""
+    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:,.0f} {units[0]}" if units[0] == "B" else f"{size:,.1f} {units[0]}"

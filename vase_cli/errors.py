@@ -13,8 +13,10 @@ wrong, where, and what to do. Every other exception is a bug and keeps its trace
 """
 
 import contextlib
+import errno
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -62,3 +64,12 @@ def first_line(error: BaseException) -> str:
     if lines[0].endswith(":"):  # what is wrong stands on the next line
         lines[0] = " ".join(lines[:2])
     return lines[0].rstrip(".:")
+
+
+def file_error(action: str, path: Path, error: OSError, kind: type[VaseError]) -> VaseError:
+    """The one line for a file that cannot be used; a full disk ends a run, wherever it is met."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunError(
+            f"cannot {action} {path}: the disk is full; free some space and run again, finished samples are kept"
+        )
+    return kind(f"cannot {action} {path}: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""Tensors with a few words beside them, in safetensors files: written in one step, read whole or not at all."""
+"""Tensors with a few words beside them, in safetensors files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,31 +6,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vase_cli.errors import DataError, RunError
-from vase_cli.run_files import failure, write_atomically
+from vase_cli.errors import DataError, file_error
 
 
-def save_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, durable: bool = True
-) -> None:
-    """Write a file in one step: a reader, or a kill, finds the old or the new one, whole.
+def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The content of a safetensors file.
 
     Args:
-        path: where.
         tensors: by name, of any device.
         metadata: words that travel in the file's header.
-        durable: wait for the disk.
-
-    Raises:
-        RunError: the disk is full, or the folder cannot be written.
     """
     from safetensors.torch import save
 
-    content = save({name: one.detach().cpu().contiguous() for name, one in tensors.items()}, dict(metadata or {}))
-    try:
-        write_atomically(path, content, durable=durable)
-    except OSError as error:
-        raise failure("write", path, error, RunError) from error
+    return save({name: one.detach().cpu().contiguous() for name, one in tensors.items()}, dict(metadata or {}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -47,7 +35,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; restore it") from error
     except OSError as error:
-        raise failure("read", path, error, DataError) from error
+        raise file_error("read", path, error, DataError) from error
     except SafetensorError as error:
         raise DataError(f"{path}: cut or not a safetensors file ({error}); restore it") from error
 

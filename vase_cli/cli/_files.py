@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from vase_cli.catalog import Catalog, CatalogFile, Kind, user_folder
+from vase_cli.config.catalog import Catalog, CatalogFile, Kind, user_folder
 from vase_cli.errors import ConfigError, VaseError
 
 T = TypeVar("T")

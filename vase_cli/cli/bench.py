@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vase_cli.catalog import Catalog
 from vase_cli.cli import options
 from vase_cli.cli.evaluate import DEFAULT_RECIPE
-from vase_cli.config import SAMPLING_KEYS, ModelEntry, Recipe, SamplingParams, check_given
+from vase_cli.config.catalog import Catalog
+from vase_cli.config.resolve import check_given
+from vase_cli.config.schema import SAMPLING_KEYS, ModelEntry, Recipe, SamplingParams
 from vase_cli.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from vase_cli.bench import Bench, Cell, Steps
+    from vase_cli.bench.cells import Bench, Cell, Steps
 
 _BENCH = "Benchmark"
 _DEFAULT_CONTEXT = 8192
@@ -137,7 +138,7 @@ def bench(
     counts = [check_given("slots", options.slot_count(count)) for count in options.listed(slots)]
     counts = counts or [compared[0][0].slots]
 
-    from vase_cli.bench import Bench, make_steps
+    from vase_cli.bench.cells import Bench, make_steps
 
     bench_steps = make_steps(compared[0][0].window, warmup, steps)
     cells = _cells(compared, bench_steps, counts, lengths, of_texts=bool(text), random=shape is not None)
@@ -190,9 +191,9 @@ def _cells(
     random: bool,
 ) -> "list[Cell]":
     """Every cell in order, each checked; no weight is read."""
-    from vase_cli.assembly import Assembly
-    from vase_cli.bench import make_cell, make_text_cell
-    from vase_cli.random_weights import RandomWeights
+    from vase_cli.bench.cells import make_cell, make_text_cell
+    from vase_cli.engine.assembly import Assembly
+    from vase_cli.models.random_weights import RandomWeights
 
     first, entry = compared[0]
     if not lengths:
@@ -324,7 +325,7 @@ def _rate(tokens_per_s: float | None) -> str:
 
 
 def _bytes(size_bytes: int | None) -> str:
-    from vase_cli.report import readable_bytes
+    from vase_cli.device import readable_bytes
 
     return "-" if size_bytes is None else readable_bytes(size_bytes)
 

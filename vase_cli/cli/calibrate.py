@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vase_cli.catalog import BUILT_IN, Catalog, user_folder
 from vase_cli.cli import options
-from vase_cli.config import ModelEntry, Recipe
+from vase_cli.config.catalog import BUILT_IN, Catalog, user_folder
+from vase_cli.config.schema import ModelEntry, Recipe
 from vase_cli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vase_cli.calibrate import Calibration
-    from vase_cli.comparison import ComparedRun
+    from vase_cli.calibration.calibrate import Calibration
+    from vase_cli.evaluation.comparison import ComparedRun
 
 DEFAULT_RECIPE = "tiny-reasoner"
 DEFAULT_TASK = "gsm8k"
@@ -77,8 +77,8 @@ def calibrate(
     Problems are solved with the full cache. The figures, a page and the thresholds go into a folder, and the
     thresholds into the model's zoo entry, in your own folder. The same command again goes on where it stopped.
     """
+    from vase_cli.config.threshold_facts import entry_to_write, parse_rule
     from vase_cli.tasks.base import resolve_tasks
-    from vase_cli.threshold_facts import entry_to_write, parse_rule
 
     unused = [name for name, value in (("--budget", budget), ("-o", option)) if value]
     if unused and not validate:
@@ -96,11 +96,11 @@ def calibrate(
     full = dataclasses.replace(own, method="full", method_options={}, budget=None, budgets={}, samples=1)
     assembly = options.assemble(full, entry)
 
-    from vase_cli.calibrate import calibrate as run_calibration
-    from vase_cli.calibrate import write_to_zoo
+    from vase_cli.calibration.calibrate import calibrate as run_calibration
+    from vase_cli.calibration.calibrate import write_to_zoo
+    from vase_cli.calibration.validation import check_validation
     from vase_cli.cli.progress import CalibrationProgress
-    from vase_cli.evaluate import prepare
-    from vase_cli.validation import check_validation
+    from vase_cli.evaluation.evaluate import prepare
 
     destination = zoo if zoo is not None else user_folder() / "zoo"
     built_in = entry.source is not None and catalog.find("zoo", entry.name).source == BUILT_IN
@@ -128,8 +128,8 @@ def calibrate(
 def _validate(
     measured: "Calibration", recipe: Recipe, entry: ModelEntry, beside: Any, task: Any, data: Path | None
 ) -> "list[ComparedRun]":
+    from vase_cli.calibration.validation import validate
     from vase_cli.cli.progress import EvalProgress
-    from vase_cli.validation import validate
 
     with EvalProgress() as progress:
         _, runs = validate(
@@ -148,15 +148,15 @@ def _validate(
 
 def _page(folder: Path) -> list[Path]:
     """The page and its pictures."""
-    from vase_cli.calibration_page import write_page
+    from vase_cli.reports.calibration_page import write_page
 
     return write_page(folder)
 
 
 def _print(measured: "Calibration", runs: "Sequence[ComparedRun]", *, as_json: bool) -> None:
     """The figures on stdout: tables on a terminal, plain lines in a pipe, or one line of JSON."""
-    from vase_cli.calibration_table import calibration_lines, calibration_table
-    from vase_cli.comparison import comparison_lines, comparison_tables
+    from vase_cli.evaluation.comparison import comparison_lines, comparison_tables
+    from vase_cli.reports.calibration_table import calibration_lines, calibration_table
 
     if as_json:
         typer.echo(json.dumps(measured.facts, ensure_ascii=False))

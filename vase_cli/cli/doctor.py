@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from vase_cli.catalog import Catalog
 from vase_cli.cli import options
-from vase_cli.config import check_given
+from vase_cli.config.catalog import Catalog
+from vase_cli.config.resolve import check_given
 from vase_cli.errors import VaseError
 
 _HUB_TIMEOUT_S = 5.0
@@ -70,8 +70,7 @@ def _torch() -> Finding:
 def _device(device: str) -> list[Finding]:
     import torch
 
-    from vase_cli.memory import available_ram_bytes
-    from vase_cli.report import readable_bytes
+    from vase_cli.device import available_ram_bytes, readable_bytes
 
     findings = [Finding("memory", "ok", f"{readable_bytes(available_ram_bytes())} free")]
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -146,7 +145,7 @@ def _hub_cache() -> Finding:
 
 
 def _recipes(device: str, catalog: Catalog) -> Finding:
-    from vase_cli.machine import recipes_that_fit
+    from vase_cli.config.fitting import recipes_that_fit
 
     try:
         fitting = recipes_that_fit(catalog, device)

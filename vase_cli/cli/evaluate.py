@@ -13,7 +13,7 @@ from vase_cli.cli import options
 from vase_cli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vase_cli.comparison import ComparedRun
+    from vase_cli.evaluation.comparison import ComparedRun
 
 DEFAULT_RECIPE = "tiny-reasoner"
 _GPU_RECIPE = "qwen3-8b"
@@ -74,7 +74,7 @@ def evaluate(
     holds it. The same command again goes on where it stopped.
     """
     if schema:
-        from vase_cli.report_schema import schema_json, schema_text
+        from vase_cli.runs.schema import schema_json, schema_text
 
         typer.echo(schema_json() if as_json else schema_text())
         return
@@ -102,9 +102,9 @@ def evaluate(
     assemblies = [first, *(options.assemble(one, entry, beside=first) for one, _ in compared[1:])]
 
     from vase_cli.cli.progress import EvalProgress
-    from vase_cli.comparison import ComparedRun
-    from vase_cli.evaluate import evaluate as run_evaluation
-    from vase_cli.evaluate import prepare
+    from vase_cli.evaluation.comparison import ComparedRun
+    from vase_cli.evaluation.evaluate import evaluate as run_evaluation
+    from vase_cli.evaluation.evaluate import prepare
 
     # Everything is checked before the first run starts.
     prepared = [prepare(assembly, named, data=data, skip_bad_rows=skip_bad_rows) for assembly in assemblies]
@@ -126,7 +126,7 @@ def evaluate(
 
 def _print_comparison(runs: "Sequence[ComparedRun]") -> None:
     """Several runs side by side: tables on a terminal, plain lines in a pipe."""
-    from vase_cli.comparison import comparison_lines, comparison_tables
+    from vase_cli.evaluation.comparison import comparison_lines, comparison_tables
 
     if sys.stdout.isatty():
         from rich.console import Console
@@ -139,7 +139,7 @@ def _print_comparison(runs: "Sequence[ComparedRun]") -> None:
 
 def print_summary(summary: Mapping[str, Any], *, as_json: bool) -> None:
     """A summary on stdout: a table on a terminal, plain lines in a pipe, or one line of JSON."""
-    from vase_cli.report import summary_lines, summary_table
+    from vase_cli.reports.summary import summary_lines, summary_table
 
     if as_json:
         typer.echo(json.dumps(summary, ensure_ascii=False))
@@ -157,8 +157,8 @@ def _default_recipe(tasks: list[str] | None, device: str | None, zoo: Path | Non
         return named
     if not tasks:
         return DEFAULT_RECIPE
-    from vase_cli.catalog import Catalog
-    from vase_cli.machine import recipes_that_fit
+    from vase_cli.config.catalog import Catalog
+    from vase_cli.config.fitting import recipes_that_fit
 
     fitting = recipes_that_fit(Catalog.open(zoo=zoo, recipes=recipes), device or "auto")
     if fitting.device_type == "cuda" and _GPU_RECIPE in fitting.recipes:

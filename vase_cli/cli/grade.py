@@ -14,7 +14,7 @@ def grade(
     as_json: options.AsJson = False,
 ) -> None:
     """Grade the stored texts of a run again, without a model; the old grades are kept beside."""
-    from vase_cli.grading import regrade
+    from vase_cli.evaluation.regrade import regrade
 
     summary, changed, backup = regrade(run)
     print_summary(summary, as_json=as_json)

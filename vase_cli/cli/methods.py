@@ -10,7 +10,7 @@ import typer
 
 from vase_cli import plugins
 from vase_cli.cli._files import AsJson, cell, print_columns
-from vase_cli.method_options import option_types
+from vase_cli.config.method_options import option_types
 
 app = typer.Typer(help="List eviction methods, or show one's options.", no_args_is_help=True)
 

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vase_cli._yaml import Scalar, parse_scalar
-from vase_cli.catalog import Catalog
 from vase_cli.cli._files import print_notes
-from vase_cli.config import RECIPE_KEYS, SAMPLING_KEYS, ModelEntry, Recipe
-from vase_cli.method_options import parse_option, share_out
+from vase_cli.config.catalog import Catalog
+from vase_cli.config.method_options import parse_option, share_out
+from vase_cli.config.resolve import RECIPE_KEYS
+from vase_cli.config.schema import SAMPLING_KEYS, ModelEntry, Recipe
+from vase_cli.config.yaml import Scalar, parse_scalar
 
 if TYPE_CHECKING:
-    from vase_cli.assembly import Assembly
+    from vase_cli.engine.assembly import Assembly
 
 _MODEL, _METHOD, _SAMPLING, _MACHINE = "Model and recipe", "Eviction", "Sampling and limits", "Machine"
 
@@ -210,6 +211,6 @@ def compared(
 
 def assemble(recipe: Recipe, entry: ModelEntry, *, beside: "Assembly | None" = None) -> "Assembly":
     """Bring recipe and model together; this is where torch is imported."""
-    from vase_cli.assembly import Assembly
+    from vase_cli.engine.assembly import Assembly
 
     return Assembly(recipe, entry, beside=beside)

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from vase_cli.budget import resolve_budget
-from vase_cli.catalog import Catalog, CatalogFile
 from vase_cli.cli._files import (
     AsJson,
     Destination,
@@ -25,8 +23,11 @@ from vase_cli.cli._files import (
     print_notes,
     validate,
 )
-from vase_cli.config import Recipe, load_recipe, resolve_recipe
-from vase_cli.method_options import make_method
+from vase_cli.config.budget import resolve_budget
+from vase_cli.config.catalog import Catalog, CatalogFile
+from vase_cli.config.method_options import make_method
+from vase_cli.config.resolve import load_recipe, resolve_recipe
+from vase_cli.config.schema import Recipe
 
 app = typer.Typer(help="List recipes, show one resolved, check or copy their files.", no_args_is_help=True)
 

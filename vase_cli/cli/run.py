@@ -69,7 +69,7 @@ def run(
     assembly = options.assemble(resolved, entry)
 
     from vase_cli.cli.streaming import RunOutput
-    from vase_cli.evaluate import TaskPart, encode_prompt, evaluate
+    from vase_cli.evaluation.evaluate import TaskPart, encode_prompt, evaluate
     from vase_cli.tasks.base import Problem, ProblemSet, Task
 
     task = Task(name=_TASK, title="prompts of the user", hub=(), count=None, license="", url="", grader="", samples=1)

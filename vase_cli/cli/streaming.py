@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-    from vase_cli.engine import Engine
-    from vase_cli.generation import Request
+    from vase_cli.engine.engine import Engine
+    from vase_cli.engine.requests import Request
 
 _SECONDS_BETWEEN_STATUS = 0.25
 
@@ -148,7 +148,7 @@ class RunOutput:
             sys.stdout.flush()
 
     def _status(self, now: float) -> str:
-        from vase_cli.report import readable_bytes
+        from vase_cli.device import readable_bytes
 
         held = next(iter(self._engine.held().values()), (0, 0)) if self._engine else (0, 0)
         speed = self._count / max(now - self._started, 1e-9)

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from vase_cli.catalog import Catalog, CatalogFile
 from vase_cli.cli._files import (
     AsJson,
     Destination,
@@ -24,8 +23,10 @@ from vase_cli.cli._files import (
     print_notes,
     validate,
 )
-from vase_cli.config import ModelEntry, load_entry
-from vase_cli.threshold_facts import files_of, read_facts
+from vase_cli.config.catalog import Catalog, CatalogFile
+from vase_cli.config.resolve import load_entry
+from vase_cli.config.schema import ModelEntry
+from vase_cli.config.threshold_facts import files_of, read_facts
 
 app = typer.Typer(help="List models, show one, check or copy their files.", no_args_is_help=True)
 

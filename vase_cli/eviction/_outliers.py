@@ -9,7 +9,7 @@ from torch import Tensor
 from vase_cli.errors import ConfigError
 from vase_cli.eviction._scores import protect_sinks
 from vase_cli.eviction.base import CacheView, EvictionPolicy, check_at_least
-from vase_cli.ranking import largest
+from vase_cli.kernels.ranking import largest
 
 By = Literal["count", "threshold"]
 

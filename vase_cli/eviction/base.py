@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vase_cli import kernels
 from vase_cli.errors import ConfigError
-from vase_cli.ranking import best
+from vase_cli.kernels.ranking import best
 
 _KERNEL_HEAD_DIMS = (16, 32, 64, 128, 256)
 

@@ -1,4 +1,4 @@
-"""The next token of each row from few candidates: the kernels of :mod:`vase_cli.sampling`.
+"""The next token of each row from few candidates: the kernels of :mod:`vase_cli.engine.sampling`.
 
 Letters: B rows, V vocabulary, K candidates (a power of two).
 
@@ -43,7 +43,7 @@ def draw(
         logits: (B, V) float32, float16 or bfloat16.
         candidates: how many of the best tokens to draw from, 1 to 64 and at most V.
         temperature: above 0.
-        top_p: in (0, 1], see :mod:`vase_cli.sampling`.
+        top_p: in (0, 1], see :mod:`vase_cli.engine.sampling`.
         min_p: in [0, 1].
         keys: (B,) int64.
         positions: (B,) int64.

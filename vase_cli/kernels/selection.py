@@ -3,8 +3,8 @@
 Letters: N work items (one layer of one sequence), R storage rows, S cached tokens, W window, C = S - W candidates,
 K = C - W of them kept, H KV heads, D head dim.
 
-One program serves one head of one item. The order of the scores is that of :func:`vase_cli.ranking.best`. The score of
-the last that stays is found bit by bit; of those equal to it the earlier stay.
+One program serves one head of one item. The order of the scores is that of :func:`vase_cli.kernels.ranking.best`. The
+score of the last that stays is found bit by bit; of those equal to it the earlier stay.
 """
 
 import torch
@@ -182,7 +182,7 @@ def evict(
     budget: int,
     window: int,
 ) -> None:
-    """Cut rows in place, see :meth:`vase_cli.cache.StaticCache.evict`; all but ``scores`` and ``first`` contiguous.
+    """Cut rows in place, as ``StaticCache.evict`` says; all but ``scores`` and ``first`` contiguous.
 
     Args:
         scores: (N, H, C) float32 in text order, C = budget, at most ``LONGEST``.

@@ -23,11 +23,12 @@ from typing import Any
 import torch
 
 from vase_cli import plugins
-from vase_cli.budget import resolve_budget
-from vase_cli.config import ModelEntry, SamplingParams
-from vase_cli.engine import Engine, EngineSettings, Request
-from vase_cli.models import ChatTokenizer, load, load_tokenizer
-from vase_cli.repetition import has_repetition
+from vase_cli.config.budget import resolve_budget
+from vase_cli.config.schema import ModelEntry, SamplingParams
+from vase_cli.engine.engine import Engine, EngineSettings, Request
+from vase_cli.evaluation.repetition import has_repetition
+from vase_cli.models.load import load
+from vase_cli.models.tokenizer import ChatTokenizer, load_tokenizer
 from vase_cli.tasks.recurrence import TASK, held_out_problems
 
 WINDOW = 32

@@ -1,0 +1,439 @@
+"""The benchmark's figures against sums done by hand, and what a cell does to its rows; no figure is a time limit."""
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vase_cli.bench import cells as bench
+from vase_cli.bench.cells import (
+    OUT_OF_MEMORY,
+    Bench,
+    LoopTimes,
+    Steps,
+    copy_bandwidth,
+    count_reads,
+    make_cell,
+    make_steps,
+    make_text_cell,
+    run_loop,
+    staggered,
+    step_figures,
+    weights_read,
+)
+from vase_cli.config.architecture import Architecture
+from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, SamplingParams
+from vase_cli.engine.assembly import MOST_SLOTS, Assembly, Part
+from vase_cli.engine.decoding import DecodeLoop
+from vase_cli.engine.engine import Engine
+from vase_cli.engine.requests import NewTokens, Request
+from vase_cli.errors import ConfigError, RunError
+from vase_cli.models.random_weights import RandomWeights
+
+CPU = torch.device("cpu")
+SHAPE = ModelShape(layers=2, heads=4, kv_heads=2, head_dim=16)
+DENSE = Architecture("qwen3", hidden=32, mlp=48, vocabulary=101, tied=False)
+MIXTURE = replace(DENSE, family="qwen3_moe", experts=6, experts_per_token=2, expert_mlp=24)
+STEPS = Steps(warm_up=4, measured=8)
+MAX_TOKENS = 500
+
+# Elements: of a layer's projections and norms without its MLP, and of what stands outside of the layers.
+ATTENTION = 2 * 32 * 64 + 2 * 32 * 32 + 2 * 16 + 2 * 32
+HEAD = 101 * 32
+FLOAT32 = 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda device: 2e9)
+
+
+def make_assembly(
+    method: str = "random", *, budget: int | None = 16, architecture: Architecture = DENSE, **changes: object
+) -> Assembly:
+    recipe = Recipe(
+        "tiny", "tiny", method=method, budget=None if method == "full" else budget, window=4, device="cpu",
+        sampling=SamplingParams(),
+    )  # fmt: skip
+    entry = ModelEntry("tiny", hub_id="nobody/nothing", shape=SHAPE, architecture=architecture)
+    return Assembly(replace(recipe, **changes), entry, weights=RandomWeights(MAX_TOKENS, seed=0))
+
+
+def make_engine(assembly: Assembly, slots: int, context: int) -> Engine:
+    cell = make_cell(assembly, slots, context, STEPS)
+    return assembly.engine(cell.part, slots=slots, longest_prompt_tokens=context, timed=True)
+
+
+# --- the cells --------------------------------------------------------------------------------------------
+
+
+def test_steps_are_whole_windows_unless_said_otherwise() -> None:
+    assert make_steps(64, None, None) == Steps(64, 128)
+    assert make_steps(100, None, None) == Steps(100, 200)
+    assert make_steps(24, None, None) == Steps(24, 144)
+    assert make_steps(64, 70, 1000) == Steps(70, 1000)
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "measured", "message"),
+    [(63, None, "--warmup 63: must be at least 64"), (None, 127, "--steps 127: must be at least 128, two windows")],
+)
+def test_too_few_steps_are_refused(warm_up: int | None, measured: int | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_steps(64, warm_up, measured)
+
+
+def test_a_text_too_short_or_too_long_is_refused() -> None:
+    assembly = make_assembly()
+    assert make_cell(assembly, 2, 20, STEPS).part.max_total_tokens > 20 + 12
+    with pytest.raises(ConfigError, match="a text of 19 tokens is too short: random needs 20 to be cut"):
+        make_cell(assembly, 2, 19, STEPS)
+    with pytest.raises(ConfigError, match="a text of 33 tokens is too short: random needs 36"):
+        make_text_cell(assembly, 33, STEPS)
+    with pytest.raises(ConfigError, match="tiny is configured for 500"):
+        make_cell(assembly, 2, 490, STEPS)
+    with pytest.raises(ConfigError, match="tiny is configured for 500"):
+        make_text_cell(assembly, 501, STEPS)
+    with pytest.raises(ConfigError, match="not above the window of 4 tokens"):
+        make_cell(make_assembly(budget=4), 2, 100, STEPS)
+
+
+def test_a_ratio_is_a_share_of_the_text() -> None:
+    assembly = make_assembly(budget="4x")
+    assert make_cell(assembly, 2, 160, STEPS).budget == 40
+    assert make_text_cell(assembly, 320, STEPS).budget == 80
+
+
+# --- rows: staggered, and counted right -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [1, 4, 64])
+@pytest.mark.parametrize("slots", [1, 2, 16, 64, 100, 256])
+def test_staggering_spreads_rows_evenly_over_the_window(slots: int, window: int) -> None:
+    held = staggered(1000, window, slots)
+    assert len(held) == slots
+    assert all(1000 <= tokens < 1000 + window for tokens in held)
+    by_offset = Counter(held)
+    assert max(by_offset.values()) <= -(-slots // window)
+    assert len(by_offset) == min(slots, window)
+
+
+@pytest.mark.parametrize("method", ["random", "vase-attnv", "streaming"])
+def test_staggered_rows_are_cut_one_in_each_step(method: str) -> None:
+    changes = {"method_options": {"n_large": 4}} if method == "vase-attnv" else {}
+    engine = make_engine(make_assembly(method, **changes), 4, 100)
+    engine.occupy([Request(str(row), (1,) * 100, str(row)) for row in range(4)], staggered(16, 4, 4))
+    cuts = [0]
+    for event in engine.stream(()):
+        assert isinstance(event, NewTokens) and len(event.tokens) == 4
+        cuts.append(engine.stats.cuts)
+        if len(cuts) == 13:
+            break
+    assert cuts == list(range(13))
+
+
+@pytest.mark.parametrize(("method", "slots"), [("full", 3), ("random", 1), ("random", 3), ("random", 9)])
+def test_reads_and_cuts_are_those_of_the_engine(method: str, slots: int) -> None:
+    engine = make_engine(make_assembly(method), slots, 50)
+    held = [50] * slots if method == "full" else staggered(16, 4, slots)
+    engine.occupy([Request(str(row), (1,) * 50, str(row)) for row in range(slots)], held)
+    before, read, cuts_before = sum(held), [], 0
+    for _ in engine.stream(()):
+        read.append(before + slots)
+        before = sum(tokens for tokens, _ in engine.held().values())
+        if len(read) == STEPS.warm_up:
+            cuts_before = engine.stats.cuts
+        if len(read) == STEPS.warm_up + STEPS.measured:
+            break
+    expected = sum(read[STEPS.warm_up :]) / (slots * STEPS.measured), engine.stats.cuts - cuts_before
+    assert count_reads(held, None if method == "full" else 16, 4, STEPS) == expected
+
+
+def test_the_loop_times_the_measured_steps_and_frees_its_rows() -> None:
+    engine = make_engine(make_assembly(), 2, 60)
+    for _ in range(2):
+        times = run_loop(engine, 60, staggered(16, 4, 2), STEPS)
+        assert len(times.step_ms) == len(times.cut_ms) == STEPS.measured
+        assert all(0 <= cut < step for cut, step in zip(times.cut_ms, times.step_ms, strict=True))
+        assert sum(times.step_ms) <= times.loop_ms * 1.5 and times.notices == []
+        assert engine.held() == {}
+
+
+def test_a_row_that_ends_fails_the_benchmark() -> None:
+    assembly = make_assembly()
+    assembly.load().eos_token_ids = frozenset(range(101))
+    with pytest.raises(RunError, match="row 0 ended after 1 tokens"):
+        run_loop(make_engine(assembly, 2, 60), 60, staggered(16, 4, 2), STEPS)
+
+
+# --- figures by hand --------------------------------------------------------------------------------------
+
+
+def test_step_figures() -> None:
+    times = LoopTimes([*[2.0] * 18, 4.0, 9.0], [*[0.0] * 18, 1.0, 4.0], 50.0, [])
+    assert step_figures(times, slots=8, read_bytes=2e6, bandwidth=2e9) == {
+        "step_ms_median": 2.0,
+        "step_ms_p95": 4.0,
+        "step_ms_mean": 2.5,
+        "tokens_per_s": 3200.0,
+        "floor_ms": 1.0,
+        "ratio": 2.5,
+        "ratio_median": 2.0,
+        "cut_share": 0.1,
+    }
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_are_counted_without_the_embeddings_rows(tied: bool) -> None:
+    elements = 2 * (ATTENTION + 3 * 32 * 48) + 32 + HEAD
+    assembly = make_assembly(architecture=replace(DENSE, tied=tied))
+    assert weights_read(assembly, 1) == weights_read(assembly, 64) == elements * FLOAT32
+    assert weights_read(make_assembly(architecture=replace(DENSE, tied=tied), dtype="bfloat16"), 1) == elements * 2
+
+
+@pytest.mark.parametrize(("slots", "experts"), [(1, 2), (2, 4), (3, 6), (16, 6)])
+def test_of_a_mixture_the_experts_within_reach_count(slots: int, experts: int) -> None:
+    elements = 2 * (ATTENTION + 6 * 32 + experts * 3 * 32 * 24) + 32 + HEAD
+    assert weights_read(make_assembly(architecture=MIXTURE), slots) == elements * FLOAT32
+
+
+def test_a_copy_counts_what_it_reads_and_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def copy_s(source: torch.Tensor, target: torch.Tensor) -> float:
+        assert source.data_ptr() != target.data_ptr()
+        sizes.append(source.nbytes)
+        return 0.5 if len(sizes) == 3 else 0.75
+
+    monkeypatch.setattr(bench, "_copy_s", copy_s)
+    monkeypatch.setitem(bench._COPY_BYTES, "cpu", 2**20)
+    assert copy_bandwidth(CPU) == 2 * 2**20 / 0.5
+    assert set(sizes) == {2**20} and len(sizes) > 3
+
+
+def test_a_cells_figures_fit_each_other() -> None:
+    assembly = make_assembly("vase-attnv", method_options={"n_large": 4}, seed=7)
+    record = Bench(CPU, STEPS, prefill_tokens=30).measure(make_cell(assembly, 3, 100, STEPS))
+    assert (record["status"], record["error"], record["notices"]) == ("ok", None, [])
+    assert (record["method"], record["budget"], record["slots"], record["context"]) == ("vase-attnv", 16, 3, 100)
+    # Rows go from 17 to 20 tokens, again and again, and each of 3 rows is cut twice in 8 steps.
+    kv_bytes = 3 * 18.5 * (2 * 2 * 16 * 2) * FLOAT32
+    weights_bytes = (2 * (ATTENTION + 3 * 32 * 48) + 32 + HEAD) * FLOAT32
+    assert (record["held_tokens"], record["cuts"]) == (18.5, 6)
+    assert (record["kv_step_bytes"], record["weights_step_bytes"]) == (kv_bytes, weights_bytes)
+    assert record["floor_ms"] == pytest.approx(1000 * (kv_bytes + weights_bytes) / 2e9, rel=1e-4)
+    assert record["tokens_per_s"] == pytest.approx(3000 / record["step_ms_mean"], rel=1e-4)
+    assert record["ratio"] == pytest.approx(record["step_ms_mean"] / record["floor_ms"], rel=1e-4)
+    assert record["ratio_median"] == pytest.approx(record["step_ms_median"] / record["floor_ms"], rel=1e-4)
+    assert record["step_ms_median"] <= record["step_ms_p95"]
+    assert 0 < record["cut_share"] < 1
+    assert record["prefill_tokens"] == 30 and record["prefill_tokens_per_s"] > 0
+    assert record["slots_fit"] >= 3 and record["peak_bytes"] > 0
+    assert record["planned_bytes"] > record["cache_bytes"] > 3 * 20 * (2 * 2 * 16 * 2) * FLOAT32
+    assert (record["model"], record["random_weights"], record["device"], record["seed"]) == ("tiny", True, "cpu", 7)
+
+
+def test_without_a_prefill_none_is_timed() -> None:
+    record = Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_assembly(), 2, 100, STEPS))
+    assert (record["status"], record["prefill_tokens"], record["prefill_tokens_per_s"]) == ("ok", 0, None)
+
+
+def test_full_holds_the_whole_text() -> None:
+    record = Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_assembly("full"), 2, 100, STEPS))
+    assert (record["status"], record["budget"], record["cuts"]) == ("ok", None, 0)
+    assert record["held_tokens"] == 100 + STEPS.warm_up + (STEPS.measured + 1) / 2
+
+
+def test_a_real_model_is_measured_with_its_texts_going_on(model_folder: Callable[..., Path]) -> None:
+    recipe = Recipe("tiny", "tiny", method="random", budget=16, window=4, device="cpu", sampling=SamplingParams())
+    assembly = Assembly(recipe, ModelEntry("tiny", path=model_folder("qwen3")))
+    assembly.load().eos_token_ids = frozenset(range(assembly.facts.vocabulary))
+    record = Bench(CPU, STEPS, prefill_tokens=20).measure(make_cell(assembly, 2, 100, STEPS))
+    assert (record["status"], record["random_weights"]) == ("ok", False)
+
+
+# --- memory -----------------------------------------------------------------------------------------------
+
+
+def test_slots_that_the_plan_refuses_are_a_result() -> None:
+    assembly = make_assembly()
+    measured = Bench(CPU, STEPS, prefill_tokens=30, memory_bytes=2 * 2**20)
+    fit = measured.measure(make_cell(assembly, 1, 100, STEPS))["slots_fit"]
+    assert fit > 1
+    record = measured.measure(make_cell(assembly, fit + 1, 100, STEPS))
+    assert (record["status"], record["slots"], record["slots_fit"]) == (OUT_OF_MEMORY, fit + 1, fit)
+    assert f"use --slots {fit} or less" in record["error"]
+    assert record["tokens_per_s"] is record["ratio"] is record["peak_bytes"] is None
+    assert measured.measure(make_cell(assembly, fit, 100, STEPS))["status"] == "ok"
+
+
+def test_memory_for_not_even_one_slot_is_a_result() -> None:
+    record = Bench(CPU, STEPS, prefill_tokens=30, memory_bytes=1000).measure(make_cell(make_assembly(), 1, 50, STEPS))
+    assert (record["status"], record["slots_fit"]) == (OUT_OF_MEMORY, 0)
+    assert record["error"].startswith("this run does not fit")
+
+
+SHORTAGES = {
+    "gpu": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB.\nMore."),
+    "cpu": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+    "python": MemoryError(),
+}
+
+
+@pytest.mark.parametrize("when", ["cache", "step"])
+@pytest.mark.parametrize("error", SHORTAGES.values(), ids=SHORTAGES.keys())
+@pytest.mark.parametrize("slots", [1, 4])
+def test_running_out_of_memory_is_a_result_and_the_next_cell_runs(
+    error: Exception, when: str, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assembly, measured = make_assembly(), Bench(CPU, STEPS, prefill_tokens=0)
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        if when == "cache":
+            patch.setattr("vase_cli.engine.engine.StaticCache", fail)
+        else:
+            patch.setattr(DecodeLoop, "step", fail)
+        record = measured.measure(make_cell(assembly, slots, 100, STEPS))
+    assert record["status"] == OUT_OF_MEMORY and record["tokens_per_s"] is None
+    assert record["error"] and "\n" not in record["error"]
+    assert measured.measure(make_cell(assembly, slots, 100, STEPS))["status"] == "ok"
+
+
+def test_an_engine_that_shrinks_has_run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = DecodeLoop.step, []
+
+    def fail_once(self: DecodeLoop, longest: int) -> None:
+        calls.append(longest)
+        if len(calls) == 6:
+            raise torch.OutOfMemoryError("no more")
+        step(self, longest)
+
+    monkeypatch.setattr(DecodeLoop, "step", fail_once)
+    record = Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_assembly(), 4, 100, STEPS))
+    assert (record["status"], record["slots"], record["tokens_per_s"]) == (OUT_OF_MEMORY, 4, None)
+    assert len(calls) == 6 and "3 slots" in record["error"]
+
+
+def test_another_error_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(DecodeLoop, "step", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_assembly(), 2, 100, STEPS))
+
+
+@pytest.mark.parametrize("short_of_memory", [False, True])
+def test_an_engine_is_gone_before_the_next_cell(short_of_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    caches: list[weakref.ref[Any]] = []
+    make = Assembly.engine
+
+    def watched(self: Assembly, part: Part, **settings: Any) -> Engine:
+        assert [cache() for cache in caches] == [None] * len(caches)
+        engine = make(self, part, **settings)
+        caches.append(weakref.ref(engine.cache))
+        vars(engine)["itself"] = engine  # a cycle, which only the collector takes apart
+        return engine
+
+    def fail(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(Assembly, "engine", watched)
+    if short_of_memory:
+        monkeypatch.setattr(DecodeLoop, "step", fail)
+    measured, assembly = Bench(CPU, STEPS, prefill_tokens=10), make_assembly()
+    gc.disable()  # what is only found by a collection of chance would fill a GPU
+    try:
+        for _ in range(3):
+            measured.measure(make_cell(assembly, 2, 100, STEPS))
+    finally:
+        gc.enable()
+    assert len(caches) == 3
+
+
+# --- whole texts, at equal memory -------------------------------------------------------------------------
+
+
+def test_gain_over_full_at_equal_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a step that takes 1 ms and 0.1 ms for each token that a row holds, so that every figure is known."""
+    seen: list[tuple[int, int]] = []
+
+    def loop(engine: Engine, context: int, held: Sequence[int], steps: Steps) -> LoopTimes:
+        step_ms = 1 + 0.1 * max(held)
+        seen.append((context, max(held)))
+        return LoopTimes([step_ms] * steps.measured, [0.0] * steps.measured, step_ms * steps.measured, [])
+
+    monkeypatch.setattr(bench, "run_loop", loop)
+    measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=8 * 2**20)
+    text = 400
+    full = measured.measure(make_text_cell(make_assembly("full"), text, STEPS))
+    end = full["context"]
+    assert text - 20 < end < text - 12
+    assert seen == [(end, end), (50, 50), (150, 150), (250, 250), (350, 350)]
+    assert full["slots"] == full["slots_fit"] > 1 and full["gain"] == full["text_gain"] == 1.0
+    assert full["tokens_per_s"] == pytest.approx(1000 * full["slots"] / (1 + 0.1 * end), rel=1e-4)
+    mean_ms = 1 + 0.1 * (50 + 150 + 250 + 350) / 4
+    assert full["text_tokens_per_s"] == pytest.approx(1000 * full["slots"] / mean_ms, rel=1e-4)
+
+    seen.clear()
+    other = measured.measure(make_text_cell(make_assembly(budget=60), text, STEPS))
+    assert seen == [(end, 63), (50, 50)]  # from 64 tokens on its rows hold the same
+    assert other["slots"] > 4 * full["slots"]
+    at_end = 1000 * other["slots"] / (1 + 6.3)
+    over_text = 1000 * other["slots"] / ((1 + 5 + 3 * (1 + 6.3)) / 4)
+    assert other["tokens_per_s"] == pytest.approx(at_end, rel=1e-4)
+    assert other["text_tokens_per_s"] == pytest.approx(over_text, rel=1e-4)
+    assert other["gain"] == pytest.approx(at_end / full["tokens_per_s"], rel=1e-4)
+    assert other["text_gain"] == pytest.approx(over_text / full["text_tokens_per_s"], rel=1e-4)
+
+
+def test_a_text_of_which_full_does_not_fit_has_no_gain() -> None:
+    measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=500_000)
+    full = measured.measure(make_text_cell(make_assembly("full"), 480, STEPS))
+    other = measured.measure(make_text_cell(make_assembly(), 480, STEPS))
+    assert (full["status"], full["gain"]) == (OUT_OF_MEMORY, None)
+    assert (other["status"], other["gain"], other["text_gain"]) == ("ok", None, None)
+
+
+def test_texts_are_measured_for_real() -> None:
+    measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=3 * 2**20)
+    full, other = (
+        measured.measure(make_text_cell(make_assembly(method, budget=40), 200, STEPS)) for method in ("full", "random")
+    )
+    assert full["status"] == other["status"] == "ok"
+    assert other["slots"] > full["slots"] and other["gain"] > 0 and other["text_gain"] > 0
+
+
+def test_auto_stops_where_other_commands_do_but_not_for_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MOST_SLOTS, "cpu", 3)
+    measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=2 * 2**20)
+    cell = measured.measure(make_cell(make_assembly(), "auto", 100, STEPS))
+    assert cell["slots"] == 3 < cell["slots_fit"]
+    text = measured.measure(make_text_cell(make_assembly(), 120, STEPS))
+    assert text["slots"] == text["slots_fit"] > 3
+
+
+# --- the summary ------------------------------------------------------------------------------------------
+
+
+def test_the_summary_says_what_all_cells_share() -> None:
+    measured, assembly = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=2 * 2**20), make_assembly()
+    records = [measured.measure(make_cell(assembly, slots, 100, STEPS)) for slots in (1, 2, 1000)]
+    summary = measured.summary(assembly, records)
+    assert summary["kind"] == "summary" and summary["out_of_memory"] == 1
+    assert [cell["slots"] for cell in summary["cells"]] == [1, 2, 1000]
+    assert [cell["tokens_per_s"] for cell in summary["cells"]] == [one["tokens_per_s"] for one in records]
+    assert (summary["warmup"], summary["steps"], summary["bandwidth_bytes_per_s"]) == (4, 8, 2_000_000_000)
+    assert summary["versions"]["torch"] == torch.__version__
+    assert summary["hardware"]["gpus"] == assembly.gpus()
+    assert summary["decoding"].startswith("decode steps run through")

@@ -1,0 +1,173 @@
+"""The static cache against plain Python lists."""
+
+import itertools
+
+import pytest
+import torch
+from helpers.caches import CPU, FIELDS, SHAPE, filled, snapshot, stored_anyhow
+
+from vase_cli.engine.cache import CacheShape, StaticCache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1, 1), (3, 4, 11, 2, 6, 4), (2, 7, 64, 5, 16, 20)])
+def test_bytes_are_known_before_anything_is_allocated(sizes: tuple[int, ...], window: int, dtype: torch.dtype):
+    layers, slots, tokens, kv_heads, head_dim, query_heads = sizes
+    shape = CacheShape(layers, slots, tokens, kv_heads, head_dim, query_heads, window, dtype.itemsize)
+    held = snapshot(StaticCache(shape, dtype, CPU))
+    assert ("queries" in held) == (window > 0)
+    assert shape.bytes == sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+    assert shape.kv_bytes == held["keys"].nbytes + held["values"].nbytes
+    assert shape.bookkeeping_bytes == shape.bytes - shape.kv_bytes
+    text_order = torch.arange(tokens, dtype=torch.int32).expand(layers, slots, kv_heads, tokens)
+    assert torch.equal(held.pop("slots"), text_order) and torch.equal(held.pop("positions"), text_order)
+    assert all(not tensor.any() for tensor in held.values())
+
+
+@pytest.mark.parametrize("named", [None, 0.3, 0.9])
+@pytest.mark.parametrize(("budget", "window"), [(6, 5), (10, 1), (7, 4)])
+def test_evict_keeps_the_best_where_they_stand_and_moves_the_window_into_the_holes(
+    budget: int, window: int, named: float | None
+):
+    """Against lists: for each head the (position, slot) of its tokens in text order, and what stands in each slot."""
+    generator = torch.Generator().manual_seed(budget)
+    cache = stored_anyhow(SHAPE, window)
+    before = snapshot(cache)
+    places = [(1, 2), (0, 2), (2, 0)]  # layer, row
+    rows = torch.tensor([layer * SHAPE.slots + row for layer, row in places])
+    text_tokens = torch.tensor([70, 71, 90])
+    scores = torch.randn(3, 2, budget, generator=generator).round(decimals=0)
+    first = None if named is None else torch.rand(3, 2, budget, generator=generator) < named
+    cache.evict(scores, first, rows, text_tokens, torch.full((2,), 3, dtype=torch.int32))
+    for layer, row, head in itertools.product(range(3), range(4), range(2)):
+        old = {name: before[name][layer, row] for name in FIELDS[:4]}
+        new = {name: getattr(cache, name)[layer, row] for name in FIELDS[:4]}
+        if (layer, row) not in places:
+            assert all(torch.equal(new[name], tensor) for name, tensor in old.items())
+            continue
+        item = places.index((layer, row))
+        head_scores = scores[item, head].tolist()
+        named_first = [False] * budget if first is None else first[item, head].tolist()
+        order = sorted(range(budget), key=lambda token: (not named_first[token], -head_scores[token], token))
+        kept, gone = sorted(order[: budget - window]), sorted(order[budget - window :])
+        slots, end = old["slots"][head].tolist(), int(text_tokens[item])
+        holes = [slots[token] for token in gone]
+        assert new["slots"][head].tolist() == [slots[t] for t in kept] + holes + list(range(budget, budget + window))
+        assert new["positions"][head].tolist() == [old["positions"][head, token].item() for token in kept] + list(
+            range(end - window, end + window)
+        )
+        for name in ("keys", "values"):
+            expected = old[name][:, head].clone()
+            expected[holes] = old[name][budget:, head]
+            assert torch.equal(new[name][:budget, head], expected[:budget])
+    for name in ("lengths", "queries"):
+        assert torch.equal(getattr(cache, name), before[name])
+
+
+def test_append_writes_behind_each_active_row_and_leaves_idle_rows_as_they_are():
+    cache = filled()
+    lengths, active = [0, 10, 4, 7], [1, 1, 0, 1]
+    cache.lengths.copy_(torch.tensor(lengths))
+    expected = snapshot(cache)
+    keys, values = torch.randn(4, 2, 6), torch.randn(4, 2, 6)
+    for row in (0, 1, 3):
+        expected["keys"][1, row, lengths[row]] = keys[row]
+        expected["values"][1, row, lengths[row]] = values[row]
+    keys[2] = values[2] = float("nan")
+    cache.append(1, keys, values, torch.tensor(active, dtype=torch.int32))
+    assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
+
+
+def test_an_idle_row_may_be_full():
+    cache = filled()
+    cache.lengths.fill_(SHAPE.tokens)
+    before = snapshot(cache)
+    cache.append(0, torch.ones(4, 2, 6), torch.ones(4, 2, 6), torch.zeros(4, dtype=torch.int32))
+    assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in before.items())
+
+
+def test_write_fills_a_row_from_slot_0():
+    cache = filled()
+    expected = snapshot(cache)
+    keys, values = torch.randn(5, 2, 6), torch.randn(5, 2, 6)
+    cache.write(slice(1, 2), 3, keys[None], values[None])
+    expected["keys"][1, 3, :5] = keys
+    expected["values"][1, 3, :5] = values
+    assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
+
+
+def test_written_positions_are_followed_by_those_to_come():
+    cache = filled()
+    expected = snapshot(cache)
+    positions = torch.tensor([[0, 3, 8], [1, 2, 9]], dtype=torch.int32)
+    expected["positions"][1, 3, :, :3] = positions
+    expected["positions"][1, 3, :, 3:] = torch.arange(40, 48)
+    cache.write_positions(slice(1, 2), 3, positions[None], 40)
+    assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
+
+
+def test_reset_puts_one_row_into_text_order():
+    cache = filled()
+    expected = snapshot(cache)
+    for name in ("slots", "positions"):
+        expected[name][:, 2] = torch.arange(11)
+    cache.reset(2)
+    assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 3, 8])
+def test_the_ring_holds_the_last_queries_of_each_row(prompt: int):
+    """Fed as a prefill and decode steps feed it; each row at its own place in its text."""
+    cache = StaticCache(SHAPE, torch.float32, CPU)
+    texts = torch.randn(4, 30, 3, 4, 6)  # row, position, layer, query head, head dim
+    starts = [prompt + row for row in range(4)]
+    for row, layer in itertools.product(range(4), range(3)):
+        last = texts[row, : starts[row], layer][-3:]
+        cache.write_queries(layer, row, last, starts[row] - last.shape[0])
+    for step in range(9):
+        positions = torch.tensor([start + step for start in starts])
+        for row in range(4):
+            for layer, back in itertools.product(range(3), range(3)):
+                position = int(positions[row]) - 1 - back
+                if position >= 0:
+                    assert torch.equal(cache.queries[layer, row, position % 3], texts[row, position, layer])
+        for layer in range(3):
+            fed = torch.stack([texts[row, positions[row], layer] for row in range(4)])
+            cache.keep_queries(layer, fed, positions)
+
+
+def test_a_cache_without_a_ring_takes_no_queries():
+    cache = filled(CacheShape(**(vars(SHAPE) | {"query_window": 0})))
+    cache.keep_queries(0, torch.ones(4, 4, 6), torch.arange(4))
+    cache.write_queries(0, 0, torch.ones(2, 4, 6), 0)
+    assert cache.queries is None
+
+
+def test_clear_zeroes_one_rows_states_and_leaves_the_others():
+    cache = filled()
+    cache.keys[1, 2, 3] = float("nan")
+    cache.values[0, 2, 0] = float("inf")
+    before = snapshot(cache)
+    cache.clear(2)
+    others = [0, 1, 3]
+    for name in ("keys", "values", "queries"):
+        tensor = getattr(cache, name)
+        assert not tensor[:, 2].any() and tensor.isfinite().all()
+        assert torch.equal(tensor[:, others], before[name][:, others])
+
+
+def test_nothing_that_is_kept_moves_when_rows_are_used():
+    """The buffers are allocated once: every operation writes in place."""
+    cache = filled()
+    places = {name: getattr(cache, name).data_ptr() for name in FIELDS}
+    cache.lengths.zero_()
+    cache.keep_queries(0, torch.ones(4, 4, 6), torch.arange(4))
+    cache.append(0, torch.ones(4, 2, 6), torch.ones(4, 2, 6), torch.ones(4, dtype=torch.int32))
+    cache.write(slice(0, 1), 0, torch.ones(1, 2, 2, 6), torch.ones(1, 2, 2, 6))
+    cache.write_positions(slice(0, 1), 0, torch.ones(1, 2, 2, dtype=torch.int32), 2)
+    cache.reset(0)
+    bad_layers = torch.full((1,), 3, dtype=torch.int32)
+    cache.evict(torch.ones(1, 2, 8), None, torch.tensor([0]), torch.tensor([11]), bad_layers)
+    cache.clear(0)
+    assert {name: getattr(cache, name).data_ptr() for name in FIELDS} == places

@@ -1,0 +1,238 @@
+"""What only a CUDA device can show: attention backends against float64, and the engine on the GPU."""
+
+import gc
+import importlib.util
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.engines import make_requests, token_ids
+from helpers.views import make_view, scattered
+
+from vase_cli import plugins
+from vase_cli.config.schema import ModelEntry, SamplingParams
+from vase_cli.engine.cache import CacheShape, StaticCache
+from vase_cli.engine.cut import CutSubject, Cutter
+from vase_cli.engine.engine import Engine
+from vase_cli.engine.requests import Completion, Notice
+from vase_cli.engine.sampling import sample
+from vase_cli.engine.settings import EngineSettings
+from vase_cli.eviction.base import CacheView
+from vase_cli.kernels.ranking import best
+from vase_cli.models.language_model import LanguageModel
+from vase_cli.models.load import load
+from vase_cli.models.tokenizer import load_tokenizer
+from vase_cli.randomness import SequenceNoise, uniform
+
+pytestmark = pytest.mark.gpu
+
+BACKENDS = ["sdpa", "flash_attention_2", "triton"]
+HAS_FLASH = importlib.util.find_spec("flash_attn") is not None
+GPU = torch.device("cuda", 0)
+
+
+def backend_of(name: str):
+    if name == "flash_attention_2" and not HAS_FLASH:
+        pytest.skip("flash-attn is not installed: pip install flash-attn --no-build-isolation")
+    return plugins.load("attention", name)()
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((got.double() - expected).norm() / expected.norm()).item()
+
+
+def exact_attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """All rows in float64: queries (B, T, Hq, D), keys and values (B, S, H, D); seen (B, T, S) is the mask."""
+    rows, tokens, query_heads, head_dim = queries.shape
+    heads = keys.shape[2]
+    grouped = queries.double().view(rows, tokens, heads, query_heads // heads, head_dim)
+    scores = torch.einsum("bthgd,bshd->bhgts", grouped, keys.double()) * scale
+    weights = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(dim=-1).nan_to_num()
+    return torch.einsum("bhgts,bshd->bthgd", weights, values.double()).reshape(queries.shape)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17, 96])
+@pytest.mark.parametrize("group", [1, 2, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_decode_agrees_with_float64(name: str, head_dim: int, group: int, rows: int):
+    backend = backend_of(name)
+    generator = torch.Generator(GPU).manual_seed(rows * 1000 + group)
+    heads, slots, scale = 2, 333, head_dim**-0.5
+    queries, keys, values = (
+        torch.randn(*shape, head_dim, generator=generator, device=GPU).bfloat16()
+        for shape in ((rows, heads * group), (rows, slots, heads), (rows, slots, heads))
+    )
+    held = (37 * torch.arange(rows, device=GPU, dtype=torch.int32) + 6) % slots + 1
+    if rows > 1:
+        held[0] = 0
+    before = [part.clone() for part in (queries, keys, values, held)]
+    out = backend.decode(queries, keys, values, held, None, scale)
+    for part, old in zip((queries, keys, values, held), before, strict=True):
+        assert torch.equal(part, old)
+    seen = torch.arange(slots, device=GPU) < held[:, None, None]
+    expected = exact_attention(queries[:, None], keys, values, seen, scale)[:, 0]
+    assert out.shape == queries.shape
+    error = (out.double() - expected).norm(dim=(1, 2))
+    assert (error <= 1e-2 * expected.norm(dim=(1, 2))).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 129, 1000])
+@pytest.mark.parametrize("group", [1, 4, 7])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_prefill_agrees_with_float64(name: str, head_dim: int, group: int, tokens: int):
+    backend = backend_of(name)
+    generator = torch.Generator(GPU).manual_seed(tokens)
+    states = [
+        torch.randn(tokens, heads, head_dim, generator=generator, device=GPU).bfloat16() for heads in (2 * group, 2, 2)
+    ]
+    out = backend.prefill(*states, head_dim**-0.5)
+    seen = torch.ones((1, tokens, tokens), dtype=torch.bool, device=GPU).tril()
+    expected = exact_attention(*(part[None] for part in states), seen, head_dim**-0.5)[0]
+    assert relative_error(out, expected) < 1e-2
+
+
+def test_random_numbers_and_ranks_are_the_same_bits_as_on_the_cpu():
+    keys, counters = torch.arange(-50, 50)[:, None] * 7919**4, torch.arange(1000)
+    assert torch.equal(uniform(keys.to(GPU), 3, counters.to(GPU)).cpu(), uniform(keys, 3, counters))
+    scores = torch.randn(20, 4160, generator=torch.Generator().manual_seed(0)).round(decimals=2)
+    assert torch.equal(best(scores.to(GPU), 4000).cpu(), best(scores, 4000))
+
+
+@pytest.mark.parametrize("name", [name for name in plugins.names("eviction") if plugins.load("eviction", name).evicts])
+def test_methods_decide_as_on_the_cpu(name: str):
+    view = scattered(make_view())
+    moved = {key: value.to(GPU) if isinstance(value, torch.Tensor) else value for key, value in vars(view).items()}
+    items = torch.arange(view.prompt_tokens.shape[0], device=GPU)
+    moved["noise"] = SequenceNoise(items + 1000, items)
+    expected, _ = plugins.load("eviction", name)().select(view)
+    got, finite = plugins.load("eviction", name)().select(CacheView(**moved))
+    assert finite.all() and torch.equal(got.cpu(), expected)
+
+
+def test_sampling_draws_as_on_the_cpu():
+    logits = torch.randn(64, 151_936, generator=torch.Generator().manual_seed(0)).bfloat16()
+    keys, positions = torch.arange(64), torch.arange(64) * 3
+    for params in (
+        SamplingParams(),
+        SamplingParams(temperature=0.6, top_p=0.95, top_k=20),
+        SamplingParams(temperature=0.6, top_k=100, min_p=0.05),
+        SamplingParams(temperature=1.0),
+    ):
+        got, finite = sample(logits.to(GPU), params, keys.to(GPU), positions.to(GPU))
+        assert finite.all() and torch.equal(got.cpu(), sample(logits, params, keys, positions)[0])
+
+
+def load_on_gpu(folder: Path, dtype: str, *, fused: bool = True) -> LanguageModel:
+    entry = ModelEntry("tiny", path=folder)
+    model = load(entry, load_tokenizer(entry), dtype, GPU)
+    if fused:
+        assert model.fuse() == ""
+    return model
+
+
+def make_engine(model: LanguageModel, method: str, backend: str, **changes: object) -> Engine:
+    policy = plugins.load("eviction", method)()
+    values: dict[str, object] = {
+        "budget": 16 if policy.evicts else None, "window": 4, "slots": 4, "sampling": SamplingParams(temperature=1.0),
+        "seed": 3, "max_new_tokens": 40, "max_total_tokens": 200,
+    }  # fmt: skip
+    return Engine(model, policy, backend_of(backend), EngineSettings(**(values | changes)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("method", plugins.names("eviction"))
+def test_tokens_do_not_depend_on_neighbours_or_order(method: str, backend: str, model_folder: Callable[..., Path]):
+    model = load_on_gpu(model_folder("qwen3", head_dim=64, dtype="bfloat16"), "bfloat16")
+    requests = make_requests()
+    together = token_ids(make_engine(model, method, backend), requests)
+    assert token_ids(make_engine(model, method, backend), requests[::-1]) == together
+    engine = make_engine(model, method, backend)
+    alone = [token_ids(engine, [request]) for request in requests]
+    assert dict(itertools.chain.from_iterable(part.items() for part in alone)) == together
+
+
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [*itertools.product(["qwen3", "qwen2", "llama"], ["fused", "transformers"]), ("qwen3", "compiled")],
+)
+def test_full_gives_the_tokens_of_the_cpu_in_float32(family: str, way: str, model_folder: Callable[..., Path]):
+    folder = model_folder(family, hidden_size=64)
+    entry = ModelEntry("tiny", path=folder)
+    on_cpu = load(entry, load_tokenizer(entry), "float32", torch.device("cpu"))
+    greedy = {"sampling": SamplingParams()}
+    expected = token_ids(make_engine(on_cpu, "full", "sdpa", **greedy), make_requests())
+    model = load_on_gpu(folder, "float32", fused=way == "fused")
+    model.compile(way == "compiled")
+    engine = make_engine(model, "full", "triton" if way == "fused" else "sdpa", **greedy)
+    events = list(engine.stream(make_requests()))
+    assert not [event for event in events if isinstance(event, Notice)]
+    assert {event.request.id: event.token_ids for event in events if isinstance(event, Completion)} == expected
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.parametrize("method", plugins.names("eviction"))
+def test_the_host_waits_for_the_device_only_to_read_what_it_made(method: str, model_folder: Callable[..., Path]):
+    """A wait before the next step is launched leaves the GPU idle: at 64 rows for a millisecond a step.
+
+    Of a fused model with kernels of ours; what torch does not report as a synchronization is not seen.
+    """
+    model = load_on_gpu(model_folder("qwen3", head_dim=64, dtype="bfloat16"), "bfloat16")
+    engine = make_engine(model, method, "triton")
+    token_ids(engine, make_requests()[:1])  # compiled and captured
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        completions = list(engine.generate(make_requests()))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(one.error is None for one in completions)
+
+
+@pytest.mark.parametrize("name", ["vase-attnv", "vase-dkv", "rkv", "streaming"])
+def test_a_cut_through_its_graph_is_that_of_a_batch(name: str):
+    """One row at a time through the captured graph, or all at once: the same bits in every row."""
+    generator = torch.Generator(GPU).manual_seed(0)
+    policy = plugins.load("eviction", name)()
+    shape = CacheShape(3, 7, 300, 2, 64, 8, 16 if "queries" in policy.needs else 0, 2)
+    caches = []
+    for _ in range(2):
+        cache = StaticCache(shape, torch.bfloat16, GPU)
+        cutter = Cutter(policy, cache, 284, 16)
+        assert cutter.prepare() == [] and cutter._graph is not None
+        caches.append((cache, cutter))
+    (one, by_graph), (many, as_batch) = caches
+    for part in ("keys", "values", "queries"):
+        if getattr(one, part) is not None:
+            getattr(one, part).normal_(generator=generator)
+            getattr(many, part).copy_(getattr(one, part))
+    for row in range(7):
+        one.reset(row)
+        many.reset(row)
+    subjects = [CutSubject(row, 1000 + row, 20 + row, 400 + row) for row in (4, 0, 6, 2, 1)]
+    bad = torch.cat([by_graph.cut([subject]) for subject in subjects])
+    assert torch.equal(bad, as_batch.cut(subjects)) and (bad == 3).all()
+    for part in ("keys", "values", "slots", "positions"):
+        assert torch.equal(getattr(one, part), getattr(many, part))
+    assert not torch.equal(one.positions[:, 4], one.positions[:, 3])
+
+
+@pytest.mark.parametrize("method", ["vase-attnv", "rkv", "vase-dkv"])
+def test_peak_memory_does_not_depend_on_output_length(method: str, model_folder: Callable[..., Path]):
+    model = load_on_gpu(model_folder("qwen3", head_dim=64, dtype="bfloat16"), "bfloat16")
+    model.eos_token_ids = frozenset()
+    peaks = []
+    for new_tokens in (10, 300, 3000):  # the first one makes what libraries keep
+        engine = make_engine(
+            model, method, "sdpa", max_new_tokens=new_tokens, max_total_tokens=4000, budget=64, window=16
+        )
+        torch.cuda.reset_peak_memory_stats(GPU)
+        list(engine.generate(make_requests()))
+        peaks.append(torch.cuda.max_memory_allocated(GPU))
+        del engine
+        gc.collect()
+    assert abs(peaks[2] - peaks[1]) <= 0.01 * peaks[1]

@@ -1,0 +1,170 @@
+"""The memory plan against what is really allocated, and what fits."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.engines import make_engine
+
+from vase_cli import plugins
+from vase_cli.config.schema import ModelEntry, ModelShape
+from vase_cli.device import (
+    readable_bytes,
+)
+from vase_cli.engine import cut, memory
+from vase_cli.engine.cache import CacheShape
+from vase_cli.engine.memory import MemoryPlan, plan_memory
+from vase_cli.engine.settings import EngineSettings
+from vase_cli.errors import ConfigError
+from vase_cli.models import fused
+from vase_cli.models import language_model as models
+from vase_cli.models.describe import ModelFacts, describe
+from vase_cli.models.load import load
+from vase_cli.models.tokenizer import load_tokenizer
+
+CPU = torch.device("cpu")
+GIB = 2**30
+FACTS = ModelFacts(
+    shape=ModelShape(layers=36, heads=32, kv_heads=8, head_dim=128),
+    vocabulary=151_936,
+    hidden=4096,
+    mlp=12_288,
+    weights_bytes=16_381_470_720,
+    parameters=8_190_735_360,
+    dtype="bfloat16",
+    max_tokens=40_960,
+)
+
+
+def qwen3_8b_cache(slots: int) -> CacheShape:
+    return CacheShape(
+        layers=36, slots=slots, tokens=4160, kv_heads=8, head_dim=128, query_heads=32, query_window=64, element_bytes=2
+    )
+
+
+def make_plan(slots: int | str, *, available: int = 141 * GIB, most: int = 10_000, **changes: object) -> MemoryPlan:
+    values: dict[str, object] = {"sampled": True, "longest_prompt_tokens": 2000}
+    return plan_memory(
+        FACTS, qwen3_8b_cache, available_bytes=available, slots=slots, most_slots=most, **(values | changes)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("method", ["full", "streaming", "vase-attnv"])
+def test_planned_bytes_are_the_allocated_bytes(method: str, tied: bool, dtype: str, model_folder: Callable[..., Path]):
+    entry = ModelEntry("tiny", path=model_folder("qwen3", tie_word_embeddings=tied))
+    facts = describe(entry, dtype, CPU)
+    model = load(entry, load_tokenizer(entry), dtype, CPU)
+    engine = make_engine(model, method, slots=3)
+
+    def cache_shape(slots: int) -> CacheShape:
+        settings = EngineSettings(**(vars(engine.settings) | {"slots": slots}))
+        policy = plugins.load("eviction", method)()
+        element_bytes = getattr(torch, facts.dtype).itemsize
+        return settings.cache_shape(facts.shape, policy, element_bytes, log_sums=False, ranges=False)
+
+    plan = plan_memory(
+        facts, cache_shape, sampled=False, longest_prompt_tokens=60, available_bytes=GIB, slots=3, most_slots=16
+    )
+    weights = {weight.data_ptr(): weight.nbytes for weight in model._model.parameters()}
+    assert plan.weights_bytes == sum(weights.values())
+    cache = engine.cache
+    held = [cache.keys, cache.values, cache.slots, cache.positions, cache.lengths]
+    held += [] if cache.queries is None else [cache.queries]
+    assert (cache.queries is None) == (method != "vase-attnv")
+    assert plan.cache_bytes == sum(tensor.untyped_storage().nbytes() for tensor in held)
+    assert plan.total_bytes == plan.weights_bytes + plan.cache_bytes + plan.logits_bytes + plan.prompt_bytes
+    assert plan.logits_bytes >= 3 * facts.vocabulary * 4
+
+
+def test_the_plan_grows_with_what_a_run_asks_for():
+    plan = make_plan(8)
+    assert make_plan(16).cache_bytes == 2 * plan.cache_bytes
+    assert make_plan(16).logits_bytes == 2 * plan.logits_bytes
+    assert make_plan(16).prompt_bytes == plan.prompt_bytes
+    assert make_plan(8, sampled=False).logits_bytes < plan.logits_bytes
+    long, longer = (make_plan(8, longest_prompt_tokens=tokens).prompt_bytes for tokens in (10_000, 30_000))
+    assert longer == 3 * long > make_plan(8, longest_prompt_tokens=1).prompt_bytes > 0
+    # One layer's queries, keys and values of the prompt and its MLP are the least that a prefill holds.
+    assert long > 10_000 * 2 * ((32 + 2 * 8) * 128 + 12_288)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("prompt", [1, 500, 30_000])
+@pytest.mark.parametrize("available", [18, 19, 20, 24, 40, 80, 141, 1000])
+def test_auto_takes_the_most_slots_that_fit(available: int, prompt: int, sampled: bool):
+    usable = available * GIB * 0.9
+    fits = []
+    for slots in range(1, 300):
+        shape = qwen3_8b_cache(slots)
+        total = make_plan(slots, available=10**15, sampled=sampled, longest_prompt_tokens=prompt).total_bytes
+        assert total > FACTS.weights_bytes + shape.bytes
+        if total <= usable:
+            fits.append(slots)
+    ask = {"available": available * GIB, "sampled": sampled, "longest_prompt_tokens": prompt}
+    if not fits:
+        with pytest.raises(ConfigError, match="this run does not fit"):
+            make_plan("auto", **ask)
+        return
+    plan = make_plan("auto", most=299, **ask)
+    assert fits == list(range(1, len(fits) + 1)) and plan.slots == len(fits)
+    assert make_plan("auto", most=2, **ask).slots == min(2, plan.slots)
+    assert make_plan(plan.slots, **ask) == plan
+    if plan.slots < 299:
+        with pytest.raises(ConfigError, match=f"use --slots {plan.slots} or less, or --slots auto"):
+            make_plan(plan.slots + 1, **ask)
+
+
+def test_a_refusal_says_what_each_part_takes_and_what_is_free():
+    with pytest.raises(ConfigError) as caught:
+        make_plan("auto", available=12 * GIB)
+    line = str(caught.value)
+    assert "\n" not in line
+    needed = make_plan(1, available=10**15)
+    for size in (
+        needed.weights_bytes,
+        needed.cache_bytes,
+        needed.logits_bytes,
+        needed.prompt_bytes,
+        needed.total_bytes,
+        12 * GIB,
+    ):
+        assert readable_bytes(size) in line
+    assert "weights" in line and "cache of 1 slots" in line and "90%" in line and "smaller model" in line
+    with pytest.raises(ConfigError) as caught:
+        make_plan(500, available=80 * GIB)
+    line = str(caught.value)
+    assert line.startswith("500 slots do not fit: ") and "cache of 500 slots" in line
+    assert readable_bytes(make_plan(500, available=10**15).cache_bytes) in line
+    allowed = re.search(r"use --slots (\d+) or less", line)
+    assert allowed is not None and make_plan(int(allowed[1]), available=80 * GIB).slots == int(allowed[1])
+
+
+def test_with_kernels_the_plan_is_what_an_h200_measured():
+    """One slot of Qwen3-8B, a prompt of 2,048 tokens: 17,302,837,760 bytes at the peak."""
+    plan = make_plan(1, sampled=False, longest_prompt_tokens=2048, kernels=True, few_candidates=True)
+    assert make_plan(1, kernels=True).logits_bytes > 10 * plan.logits_bytes
+    assert abs(plan.total_bytes - 17_302_837_760) < 0.01 * 17_302_837_760
+    long, longer = (
+        make_plan(1, longest_prompt_tokens=tokens, kernels=True).prompt_bytes for tokens in (16_384, 32_768)
+    )
+    assert longer < 1.7 * long, "the MLP runs in pieces"
+
+
+def test_the_sentence_adds_up_in_one_line():
+    plan = make_plan(4)
+    sentence = plan.sentence()
+    assert sentence.endswith(f"= {readable_bytes(plan.total_bytes)} of {readable_bytes(141 * GIB)} free")
+    assert "cache of 4 slots" in sentence and "\n" not in sentence
+
+
+def test_the_plan_counts_with_the_sizes_that_are_worked_with():
+    """The plan loads no torch, so it states them once more."""
+    assert memory._MLP_TOKENS_AT_ONCE == fused.MLP_TOKENS_AT_ONCE
+    assert memory._KERNEL_CUT_WORKING_BYTES == cut._WORKING_BYTES
+    assert memory._KERNEL_BYTES_PER_SCORE == cut._BYTES_PER_SCORE
+    assert memory._KERNEL_PROMPT_CUT_BYTES == 3 * cut._PROMPT_BYTES
+    assert memory._MOST_ROTATIONS == models._MOST_RESERVED_TOKENS

@@ -1,0 +1,228 @@
+"""An engine that runs out of memory goes on with fewer slots, and one that is timed counts every step."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.engines import load_model, make_engine, make_requests, token_ids
+
+from vase_cli.config.schema import SamplingParams
+from vase_cli.engine.decoding import DecodeLoop
+from vase_cli.engine.engine import Engine
+from vase_cli.engine.requests import Completion, NewTokens, Notice, Request
+from vase_cli.errors import ModelError
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, calls: set[int]) -> None:
+    """Let some calls of a method run out of memory."""
+    plain, seen = getattr(owner, name), iter(range(10_000))
+
+    def patched(*args: object, **kwargs: object) -> object:
+        if next(seen) in calls:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, patched)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "calls"),
+    [
+        (DecodeLoop, "step", {17}),
+        (DecodeLoop, "step", {0, 30}),
+        (DecodeLoop, "prepare", {0}),
+        (Engine, "_cut", {3}),
+    ],
+)
+def test_out_of_memory_shrinks_the_slots_and_loses_nothing(
+    owner: type, name: str, calls: set[int], model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    model, requests = load_model(model_folder("qwen3")), make_requests()
+    expected = token_ids(make_engine(model, "vase-attnv"), requests)
+    fail_at(monkeypatch, owner, name, calls)
+    engine = make_engine(model, "vase-attnv")
+    events = list(engine.stream(requests))
+    texts = [event for event in events if isinstance(event, Completion)]
+    assert {one.request.id: one.token_ids for one in texts} == expected
+    assert len(texts) == len(requests)
+    notices = [event.sentence for event in events if isinstance(event, Notice)]
+    assert len(notices) == len(calls)
+    assert notices[0].startswith("out of memory: going on with 3 slots; ")
+    assert engine.settings.slots == engine.cache.shape.slots == (3 if len(calls) == 1 else 2)
+
+
+def test_out_of_memory_in_a_prefill_keeps_the_request(
+    model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    model, requests = load_model(model_folder("qwen3")), make_requests()
+    expected = token_ids(make_engine(model), requests)
+    fail_at(monkeypatch, type(model), "prefill", {2, 6})
+    assert token_ids(make_engine(model), requests) == expected
+
+
+def test_out_of_memory_with_one_slot_is_one_line(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    model = load_model(model_folder("qwen3"))
+    fail_at(monkeypatch, DecodeLoop, "step", {5})
+    line = r"^out of memory with one slot \(CUDA out of memory\. Tried to allocate 2 GiB\.\): use a smaller budget"
+    with pytest.raises(ModelError, match=line):
+        list(make_engine(model, slots=1).generate(make_requests()))
+
+
+def test_a_timed_engine_counts_each_step_and_its_cuts(model_folder: Callable[..., Path]):
+    model = load_model(model_folder("qwen3"))
+    plain = make_engine(model, "vase-attnv")
+    engine = Engine(model, plain._policy, plain._backend, plain.settings, timed=True)
+    completions = list(engine.generate(make_requests()))
+    steps, cuts = engine.timer.step_ms(), engine.timer.cut_ms()
+    assert len(steps) == len(cuts) == engine.stats.decode_steps
+    assert all(0.0 <= cut <= step for step, cut in zip(steps, cuts, strict=True))
+    assert sum(one.cuts for one in completions) == engine.stats.cuts
+    engine.timer.clear()
+    assert engine.timer.step_ms() == []
+
+
+def test_occupied_rows_decode_as_if_they_were_prefilled(model_folder: Callable[..., Path]):
+    model = load_model(model_folder("qwen3"))
+    model.eos_token_ids = frozenset()
+    engine = make_engine(model, "vase-attnv", max_new_tokens=9, max_total_tokens=60)
+    requests = [Request(str(row), (1,) * 30, str(row)) for row in range(3)]
+    engine.occupy(requests, [16, 17, 19])
+    completions = {one.request.id: one for one in engine.generate(())}
+    assert {key: len(one.token_ids) for key, one in completions.items()} == {"0": 9, "1": 9, "2": 9}
+    # From 16, 17 and 19 tokens, nine more are fed; a row is cut at 20.
+    assert {key: one.cuts for key, one in completions.items()} == {"0": 2, "1": 2, "2": 3}
+    assert {key: one.cached_tokens for key, one in completions.items()} == {"0": 17, "1": 18, "2": 16}
+
+
+def test_slot_use_is_counted_while_requests_wait(model_folder: Callable[..., Path]):
+    model = load_model(model_folder("qwen3"))
+    engine = make_engine(model, slots=2)
+    list(engine.generate(make_requests()))
+    stats = engine.stats
+    assert 0 < stats.queued_busy_slot_steps <= stats.queued_slot_steps < 2 * stats.decode_steps
+    assert stats.queued_busy_slot_steps >= 0.9 * stats.queued_slot_steps
+
+
+@pytest.mark.parametrize("method", ["full", "vase-attnv"])
+def test_an_observer_sees_the_values_of_every_finished_text_and_changes_nothing(
+    method: str, model_folder: Callable[..., Path]
+):
+    model = load_model(model_folder("qwen3"))
+    plain = make_engine(model, method)
+    expected = token_ids(plain, make_requests())
+    seen = {}
+
+    def observe(completion: Completion, values: torch.Tensor) -> None:
+        seen[completion.request.id] = (completion, values.clone())
+
+    engine = Engine(model, plain._policy, plain._backend, plain.settings, observer=observe)
+    assert token_ids(engine, make_requests()) == expected
+    assert {key: completion.token_ids for key, (completion, _) in seen.items()} == expected
+    shape = model.facts.shape
+    for completion, values in seen.values():
+        assert values.shape == (shape.layers, completion.cached_tokens, shape.kv_heads, shape.head_dim)
+        assert (values != 0).any(dim=-1).all()
+        if method == "full":
+            assert completion.cached_tokens == len(completion.request.prompt_token_ids + completion.token_ids) - 1
+
+
+def test_a_request_may_have_a_limit_of_its_own(model_folder: Callable[..., Path]):
+    model = load_model(model_folder("qwen3"))
+    model.eos_token_ids = frozenset()
+    texts = token_ids(make_engine(model), make_requests())
+    limited = [replace(request, max_new_tokens=3 + 9 * number) for number, request in enumerate(make_requests())]
+    for completion in make_engine(model).generate(limited):
+        number = int(completion.request.id.split("/")[1])
+        assert completion.finish_reason == "length"
+        assert completion.token_ids == texts[completion.request.id][: 3 + 9 * number]
+        assert len(completion.token_ids) == min(40, 3 + 9 * number)
+
+
+@pytest.fixture
+def one_step_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets an engine on a CPU run as on a GPU: a step is launched before the one before it is read."""
+    monkeypatch.setattr(Engine, "_event", lambda self: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize("method", ["full", "vase-attnv", "rkv", "streaming"])
+def test_a_host_that_runs_ahead_makes_the_same_texts(
+    method: str, slots: int, one_step_ahead: None, model_folder: Callable[..., Path]
+):
+    model = load_model(model_folder("qwen3"))
+    model.eos_token_ids = frozenset(range(0, 97, 7))  # texts end early, and often
+
+    def texts(lag: int) -> dict[str, tuple[object, ...]]:
+        engine = make_engine(model, method, slots=slots, max_new_tokens=25, sampling=SamplingParams(temperature=1.0))
+        engine._lag = lag
+        heard: dict[str, list[int]] = {}
+        finished = {}
+        for event in engine.stream(make_requests()):
+            if isinstance(event, NewTokens):
+                for request, token in event.tokens:
+                    heard.setdefault(request.id, []).append(token)
+            elif isinstance(event, Completion):
+                assert event.request.id not in finished
+                finished[event.request.id] = event.token_ids, event.finish_reason, event.cuts, event.cached_tokens
+        assert {key: tuple(tokens) for key, tokens in heard.items()} == {key: one[0] for key, one in finished.items()}
+        assert engine.cache.lengths.sum() == 0 and engine._state.active.sum() == 0
+        return finished
+
+    assert texts(1) == texts(0)
+
+
+@pytest.mark.parametrize(("name", "call"), [("step", 0), ("step", 7), ("step", 20), ("prefill", 0), ("prefill", 5)])
+def test_out_of_memory_loses_nothing_that_is_in_flight(
+    name: str, call: int, one_step_ahead: None, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    model = load_model(model_folder("qwen3"))
+    model.eos_token_ids = frozenset(range(0, 97, 7))
+    expected = token_ids(make_engine(model, "vase-attnv"), make_requests())
+    fail_at(monkeypatch, DecodeLoop if name == "step" else type(model), name, {call})
+    engine = make_engine(model, "vase-attnv")
+    engine._lag = 1
+    assert token_ids(engine, make_requests()) == expected
+
+
+def test_out_of_memory_while_shrinking_shrinks_further(
+    model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    model = load_model(model_folder("qwen3"))
+    expected = token_ids(make_engine(model, "vase-attnv"), make_requests())
+    engine = make_engine(model, "vase-attnv")
+    fail_at(monkeypatch, DecodeLoop, "step", {5})
+    fail_at(monkeypatch, Engine, "_build", {0})
+    assert token_ids(engine, make_requests()) == expected
+    assert engine.settings.slots == 2
+
+
+def test_out_of_memory_for_every_number_of_slots_is_one_line(
+    model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    engine = make_engine(load_model(model_folder("qwen3")), "vase-attnv")
+    fail_at(monkeypatch, DecodeLoop, "step", {5})
+    fail_at(monkeypatch, Engine, "_build", set(range(9)))
+    with pytest.raises(ModelError, match=r"^out of memory with one slot"):
+        list(engine.generate(make_requests()))
+
+
+def test_an_observer_that_fails_takes_no_other_text_with_it(model_folder: Callable[..., Path]):
+    model = load_model(model_folder("qwen3"))
+    model.eos_token_ids = frozenset()
+    plain = make_engine(model, "full", max_new_tokens=6)
+    seen = []
+
+    def observe(completion: Completion, values: torch.Tensor) -> None:
+        seen.append(completion.request.id)
+        if len(seen) == 2:
+            raise RuntimeError("no room")
+
+    engine = Engine(model, plain._policy, plain._backend, plain.settings, observer=observe)
+    finished = []
+    with pytest.raises(RuntimeError, match="no room"):
+        for completion in engine.generate(make_requests()[:4]):
+            finished.append(completion.request.id)
+    assert finished == seen[:1]

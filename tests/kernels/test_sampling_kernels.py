@@ -1,0 +1,206 @@
+"""The sampling kernels against their torch twin, on a GPU or in Triton's interpreter."""
+
+import importlib.util
+import math
+import os
+from unittest import mock
+
+import pytest
+import torch
+from helpers.logits import LOGITS, exact
+
+from vase_cli.config.schema import SamplingParams
+from vase_cli.engine.sampling import sample
+from vase_cli.randomness import gumbel, uniform
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [
+    *([] if INTERPRETING else [pytest.mark.gpu]),
+    pytest.mark.skipif(
+        not INTERPRETING and not torch.cuda.is_available(),
+        reason="needs a CUDA device, or TRITON_INTERPRET=1 with triton installed",
+    ),
+]
+
+# Where all logits are equal, no share of up to 64 candidates adds up to a top_p of these: rounding decides nothing.
+SETTINGS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.6, top_k=20, top_p=0.937),
+    SamplingParams(temperature=1.3, top_k=1),
+    SamplingParams(temperature=1.0, top_k=2),
+    SamplingParams(temperature=0.7, top_k=5, min_p=0.11),
+    SamplingParams(temperature=5.0, top_k=33, top_p=0.713, min_p=0.017),
+    SamplingParams(temperature=1.0, top_k=64, top_p=0.0137),
+    SamplingParams(temperature=3.0, top_k=64),
+]
+
+
+def draw(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def names_of(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys all over the 64-bit integers, and positions."""
+    keys = torch.arange(rows, device=DEVICE) * -0x61C8864680B583EB + (1 << 62)
+    return keys, torch.arange(rows, device=DEVICE) * 977
+
+
+def by_kernel(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    from vase_cli.kernels import sampling as kernel
+
+    with mock.patch.object(kernel, "draw", wraps=kernel.draw) as used:
+        chosen = sample(logits, params, *names_of(len(logits)))
+    assert used.called
+    return chosen
+
+
+def by_torch(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    with mock.patch("vase_cli.kernels.usable", return_value=False):
+        return sample(logits, params, *names_of(len(logits)))
+
+
+def assert_draws_as_torch(logits: torch.Tensor, params: SamplingParams) -> None:
+    tokens, finite = by_kernel(logits, params)
+    expected, _ = by_torch(logits, params)
+    assert tokens.dtype == torch.int64 and finite.dtype == torch.bool
+    assert finite.all() and torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_draws_are_those_of_torch(dtype: torch.dtype, params: SamplingParams):
+    rows = 4 if INTERPRETING else 256
+    assert_draws_as_torch((3 * draw(rows, 9001, seed=1)).to(dtype).to(DEVICE), params)
+
+
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+def test_equal_logits_fall_to_the_lower_id_in_every_block(params: SamplingParams):
+    logits = draw(4, 9001, seed=2).round().clamp(max=2).to(DEVICE)
+    logits[1] = 0.0
+    logits[2, :4090] = logits[2, 4100:8190] = -5.0
+    logits[3] = torch.where(torch.arange(9001, device=DEVICE) % 1000 == 999, 1.0, -1.0)
+    assert_draws_as_torch(logits, params)
+
+
+def test_draws_come_from_the_first_of_equal_logits():
+    logits = torch.zeros(24, 5000, device=DEVICE)
+    logits[:, 4095:4098] = 1.0
+    tokens, _ = by_kernel(logits, SamplingParams(temperature=9.0, top_k=7))
+    assert set(tokens.tolist()) <= {4095, 4096, 4097, 0, 1, 2, 3}
+    assert len(set(tokens.tolist())) > 3
+
+
+@pytest.mark.parametrize(("earlier", "later"), [(3, 4), (5, 40), (300, 3000), (10, 4999)])
+def test_logits_that_the_temperature_makes_equal_fall_to_the_lower_id(earlier: int, later: int):
+    low = torch.tensor(7.0)
+    high = low.nextafter(torch.tensor(8.0))
+    assert high > low and high / 3.4 == low / 3.4
+    logits = torch.full((1, 5000), -1.0)
+    logits[0, earlier], logits[0, later] = low, high
+    for params, token in ((SamplingParams(), later), (SamplingParams(temperature=3.4, top_k=1), earlier)):
+        assert by_kernel(logits.to(DEVICE), params)[0].tolist() == [token]
+
+
+def test_the_two_zeros_are_one_logit():
+    logits = torch.full((2, 600), -1.0, device=DEVICE)
+    logits[0, 100], logits[0, 300] = -0.0, 0.0
+    logits[1, 100], logits[1, 101] = -0.0, 0.0
+    assert by_kernel(logits, SamplingParams())[0].tolist() == [100, 100]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 7, 16, 17, 90, 256, 257, 4096, 4097])
+def test_any_vocabulary(vocabulary: int):
+    logits = draw(3, vocabulary, seed=vocabulary).to(DEVICE)
+    for params in (SamplingParams(), SamplingParams(temperature=1.0, top_k=20, top_p=0.9)):
+        assert_draws_as_torch(logits, params)
+
+
+def test_any_strides():
+    wide = draw(3, 5000, seed=4).bfloat16().to(DEVICE)
+    tall = draw(700, 3, seed=5).to(DEVICE)
+    for logits in (wide[:, 3:4505], wide[::2, 1:], wide[1:2].expand(3, -1), tall.T, tall[::2].T):
+        assert_draws_as_torch(logits, SETTINGS[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("params", SETTINGS[:2], ids=str)
+def test_a_row_that_is_not_finite_is_named_and_disturbs_no_other(params: SamplingParams, dtype: torch.dtype):
+    logits = draw(9, 5001, seed=6).to(dtype).to(DEVICE)
+    clean, _ = by_kernel(logits, params)
+    logits[1, 0] = torch.nan
+    logits[2, 5000] = -torch.inf
+    logits[4, 4096] = torch.inf
+    logits[5] = torch.nan
+    logits[6] = -torch.inf
+    logits[7] = -torch.full_like(logits[7], torch.nan)
+    logits[8, 17] = torch.finfo(dtype).max / 4
+    tokens, finite = by_kernel(logits, params)
+    assert finite.tolist() == [True, False, False, True, False, False, False, False, True]
+    assert tokens[[0, 3, 8]].tolist() == [clean[0], clean[3], 17]
+    assert not tokens[~finite].any()
+    assert torch.equal(finite, by_torch(logits, params)[1])
+
+
+def test_a_row_does_not_depend_on_the_others():
+    rows = 4 if INTERPRETING else 256
+    logits = draw(rows, 5000, seed=7).to(DEVICE)
+    keys, positions = names_of(rows)
+    for params in SETTINGS[:2]:
+        together, _ = sample(logits, params, keys, positions)
+        for row in range(0, rows, max(1, rows // 16)):
+            one = slice(row, row + 1)
+            assert torch.equal(sample(logits[one], params, keys[one], positions[one])[0], together[one])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0, top_k=3),
+        SamplingParams(temperature=0.8, top_p=0.7),
+        SamplingParams(temperature=1.5, min_p=0.2),
+        SamplingParams(temperature=1.0, top_k=5, top_p=0.9, min_p=0.3),
+    ],
+    ids=str,
+)
+def test_frequencies_are_the_exact_probabilities(params: SamplingParams):
+    draws = 25 if INTERPRETING else 200_000
+    logits = LOGITS.to(DEVICE).expand(draws, -1)
+    keys = torch.full((1,), 5, device=DEVICE).expand(draws)
+    tokens, _ = sample(logits, params, keys, torch.arange(draws, device=DEVICE))
+    observed = torch.bincount(tokens, minlength=len(LOGITS)).cpu() / draws
+    for share, probability in zip(observed.tolist(), exact(params), strict=True):
+        assert abs(share - probability) < 5 * math.sqrt(max(probability * (1 - probability), 1e-12) / draws)
+
+
+def test_rare_noise_is_exact():
+    """A uniform number below the spacing of float32 at 1: its noise is large, finite and fine enough to decide."""
+    key, position, rare = torch.tensor([7]), torch.tensor([18_860_078]), 4
+    numbers = uniform(key[:, None], position[:, None], torch.arange(8))[0]
+    assert numbers[rare] < 2.0**-25
+    noise = gumbel(numbers)
+    for margin, expected in ((0.01, 0), (-0.01, rare)):
+        logits = torch.full((1, 8), -40.0)
+        logits[0, rare], logits[0, 0] = 0.0, noise[rare] - noise[0] + margin
+        params = SamplingParams(temperature=1.0, top_k=7)
+        tokens, _ = sample(logits.to(DEVICE), params, key.to(DEVICE), position.to(DEVICE))
+        assert tokens.tolist() == [expected]
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device")
+@pytest.mark.parametrize("params", SETTINGS[:2], ids=str)
+def test_a_captured_graph_draws_from_what_its_inputs_hold_then(params: SamplingParams):
+    logits = [draw(16, 20_000, seed=seed).to(DEVICE) for seed in (8, 9)]
+    keys, positions = names_of(16)
+    expected = [sample(logits[0], params, keys, positions), sample(logits[1], params, keys + 1, positions + 5)]
+    held = logits[0].clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens, finite = sample(held, params, keys, positions)
+    graph.replay()
+    assert torch.equal(tokens, expected[0][0]) and finite.all()
+    held.copy_(logits[1])
+    keys += 1
+    positions += 5
+    graph.replay()
+    assert torch.equal(tokens, expected[1][0])

@@ -1,0 +1,152 @@
+"""The selection kernels against their torch twins, on a GPU or in Triton's interpreter."""
+
+import importlib.util
+import itertools
+import math
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from helpers.caches import FIELDS, snapshot, stored_anyhow
+
+from vase_cli import kernels
+from vase_cli.engine.cache import CacheShape, StaticCache
+from vase_cli.kernels.ranking import best, largest
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [
+    *([] if INTERPRETING else [pytest.mark.gpu]),
+    pytest.mark.skipif(
+        not INTERPRETING and not torch.cuda.is_available(),
+        reason="needs a CUDA device, or TRITON_INTERPRET=1 with triton installed",
+    ),
+    # NumPy's, about the interpreter's own code.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+# Odd numbers, powers of two, one more, and more than are placed in one step.
+CANDIDATES = [1, 5, 64, 129, 513, 2300]
+SPECIAL = [0.0, -0.0, math.inf, -math.inf, 1e-40, -1e-40, 3e38]
+
+
+def draw_scores(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Scores with many ties, both zeros, infinities and the smallest numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(shape, generator=generator).round(decimals=1)
+    special = torch.tensor(SPECIAL)[torch.randint(len(SPECIAL), shape, generator=generator)]
+    return torch.where(torch.rand(shape, generator=generator) < 0.3, special, scores)
+
+
+def counts(candidates: int) -> Iterator[int]:
+    yield from sorted({0, 1, candidates // 2, candidates - 1, candidates})
+
+
+@pytest.mark.parametrize("candidates", CANDIDATES)
+def test_largest_is_the_order_of_best(candidates: int):
+    scores = draw_scores(2, 3, candidates).to(DEVICE)
+    for count in counts(candidates):
+        expected = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best(scores, count), True)
+        assert torch.equal(largest(scores, count), expected), count
+
+
+def test_largest_of_equal_scores_are_the_first():
+    scores = torch.zeros(1, 1, 100, device=DEVICE)
+    scores[..., ::2] = -0.0
+    assert largest(scores, 37)[0, 0].nonzero().flatten().tolist() == list(range(37))
+
+
+def test_more_candidates_than_one_program_holds_are_ranked_too():
+    from vase_cli.kernels.selection import LONGEST
+
+    scores = draw_scores(1, 1, LONGEST + 3).to(DEVICE)
+    expected = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best(scores, 1000), True)
+    assert torch.equal(largest(scores, 1000), expected)
+
+
+def make_cache(budget: int, window: int, head_dim: int, dtype: torch.dtype) -> StaticCache:
+    """Full rows on the device: 2 layers, 3 slots, 2 KV heads of 4 query heads."""
+    shape = CacheShape(2, 3, budget + window, 2, head_dim, 4, 0, dtype.itemsize)
+    on_host = stored_anyhow(shape, window)
+    cache = StaticCache(shape, dtype, DEVICE)
+    for name, tensor in snapshot(on_host).items():
+        getattr(cache, name).copy_(tensor)
+    return cache
+
+
+def no_bad_layers() -> torch.Tensor:
+    """For three sequences of two layers."""
+    return torch.full((3,), 2, dtype=torch.int32, device=DEVICE)
+
+
+SIZES = [(2, 1), (5, 4), (64, 16), (129, 8), (300, 64), (2300, 7)]
+
+
+@pytest.mark.parametrize("named", [None, 0.0, 0.2, 0.95, 1.0])
+@pytest.mark.parametrize(
+    ("budget", "window", "head_dim", "dtype"),
+    [
+        (*size, head_dim, dtype)
+        for size, (head_dim, dtype) in zip(
+            SIZES, itertools.cycle([(16, torch.float32), (128, torch.bfloat16), (6, torch.float16)]), strict=False
+        )
+    ],
+    ids=str,
+)
+def test_evict_changes_the_cache_as_its_twin(
+    budget: int, window: int, head_dim: int, dtype: torch.dtype, named: float | None, monkeypatch: pytest.MonkeyPatch
+):
+    rows, text_tokens = (torch.tensor(numbers, device=DEVICE) for numbers in ([4, 0, 5], [9000, 9001, 70_000]))
+    scores = draw_scores(3, 2, budget).to(DEVICE)
+    first = None
+    if named is not None:
+        first = (torch.rand(scores.shape, generator=torch.Generator().manual_seed(1)) < named).to(DEVICE)
+    cache, twin = (make_cache(budget, window, head_dim, dtype) for _ in range(2))
+    cache.evict(scores, first, rows, text_tokens, no_bad_layers())
+    monkeypatch.setattr(kernels, "usable", lambda tensor: False)
+    twin.evict(scores, first, rows, text_tokens, no_bad_layers())
+    for name in FIELDS[:-1]:
+        assert torch.equal(getattr(cache, name), getattr(twin, name)), name
+
+
+def test_scores_that_are_not_numbers_leave_every_token_one_slot():
+    cache = make_cache(64, 16, 16, torch.float32)
+    scores = draw_scores(1, 2, 64).to(DEVICE)
+    scores[..., ::3] = math.nan
+    scores[..., 1::3] = -math.nan
+    rows, text_tokens = torch.tensor([3], device=DEVICE), torch.tensor([500], device=DEVICE)
+    cache.evict(scores, None, rows, text_tokens, no_bad_layers())
+    slots = cache.slots[1, 0].cpu()
+    assert torch.equal(slots.sort(dim=-1).values, torch.arange(80, dtype=torch.int32).expand(2, 80))
+
+
+@pytest.mark.parametrize("first_item", [0, 1])
+def test_the_first_layer_with_a_score_that_is_no_number_is_noted(first_item: int, monkeypatch: pytest.MonkeyPatch):
+    """Items 1 and 4, numbered sequence by sequence: layer 1 of the first and layer 0 of the third sequence."""
+    rows = torch.tensor([0, 3, 1, 4, 2, 5], device=DEVICE)[first_item:]
+    text_tokens = torch.full_like(rows, 500)
+    scores = draw_scores(6, 2, 129)
+    scores[1, 1, 128] = math.nan
+    scores[4, 0, 5] = -math.nan
+    scores[5, 1, 7] = math.nan
+    scores[2, 0, 3] = math.inf
+    found = []
+    for usable in (kernels.usable, lambda tensor: False):
+        monkeypatch.setattr(kernels, "usable", usable)
+        bad_layers = no_bad_layers()
+        cache = make_cache(129, 8, 16, torch.float32)
+        cache.evict(scores[first_item:].to(DEVICE), None, rows, text_tokens, bad_layers, first_item)
+        found.append(bad_layers.tolist())
+    assert found == [[1, 2, 0], [1, 2, 0]]
+
+
+def test_an_item_does_not_depend_on_the_others():
+    scores, text_tokens = draw_scores(4, 2, 129).to(DEVICE), torch.tensor([500, 600, 700, 800], device=DEVICE)
+    rows = torch.tensor([5, 2, 0, 4], device=DEVICE)
+    together, apart = (make_cache(129, 8, 16, torch.float32) for _ in range(2))
+    together.evict(scores, None, rows, text_tokens, no_bad_layers())
+    for item in range(4):
+        one = slice(item, item + 1)
+        apart.evict(scores[one], None, rows[one], text_tokens[one], no_bad_layers())
+    for name in FIELDS[:-1]:
+        assert torch.equal(getattr(together, name), getattr(apart, name)), name

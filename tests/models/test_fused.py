@@ -1,0 +1,171 @@
+"""The fused forward against transformers' own, in float32; on a GPU or in Triton's interpreter."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.engines import make_engine, make_requests, token_ids
+
+from vase_cli import kernels, plugins
+from vase_cli.config.schema import ModelEntry
+from vase_cli.engine.cache import CacheShape, StaticCache
+from vase_cli.engine.cut import CutSubject, Cutter
+from vase_cli.engine.engine import Engine
+from vase_cli.eviction.base import CacheView
+from vase_cli.models import fused
+from vase_cli.models.fused import FAMILIES
+from vase_cli.models.language_model import LanguageModel
+from vase_cli.models.load import load
+from vase_cli.models.tokenizer import load_tokenizer
+
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not kernels.usable(torch.empty(0, device=DEVICE)),
+        reason="needs a CUDA device, or TRITON_INTERPRET=1 with triton installed",
+    ),
+]
+KINDS = {
+    "qwen3": {},
+    "qwen2": {},
+    "llama": {"hidden_size": 64, "num_attention_heads": 4, "attention_bias": False},
+    "mistral": {"hidden_size": 64, "sliding_window": None, "tie_word_embeddings": False},
+}
+
+
+def load_model(folder: Path, dtype: str = "float32") -> LanguageModel:
+    entry = ModelEntry("tiny", path=folder)
+    return load(entry, load_tokenizer(entry), dtype, DEVICE)
+
+
+def qwen2_shape(family: str) -> dict[str, object]:
+    """Heads of a power of two: Qwen2 has no head dim of its own."""
+    return {"hidden_size": 64} if family == "qwen2" else KINDS[family]
+
+
+@pytest.mark.parametrize("method", ["full", "vase-attnv"])
+@pytest.mark.parametrize("family", KINDS)
+def test_generation_is_that_of_transformers_forward(family: str, method: str, model_folder: Callable[..., Path]):
+    folder = model_folder(family, **qwen2_shape(family))
+    requests = make_requests()[:5]
+    changes = {"max_new_tokens": 12}
+    expected = token_ids(make_engine(load_model(folder), method, **changes), requests)
+    model = load_model(folder)
+    assert type(model._model).__name__ in FAMILIES
+    assert model.fuse() == ""
+    assert token_ids(make_engine(model, method, **changes), requests) == expected
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_weights_are_shared_and_not_held_twice(family: str, model_folder: Callable[..., Path]):
+    model = load_model(model_folder(family, **qwen2_shape(family)))
+    before = {name: value.clone() for name, value in model._model.state_dict().items()}
+    assert model.fuse() == ""
+    after = model._model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    attention = model._model.model.layers[0].self_attn
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    storages = {projection.weight.untyped_storage().data_ptr() for projection in projections}
+    assert len(storages) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_act": "gelu"}, "its MLP uses gelu"),
+        ({"head_dim": 24}, "its head dim is 24"),
+        ({"attention_bias": True}, "biases"),
+    ],
+)
+def test_what_cannot_be_fused_says_why_and_stays_as_it_is(
+    changes: dict[str, object], reason: str, model_folder: Callable[..., Path]
+):
+    model = load_model(model_folder("qwen3", **changes))
+    assert reason in model.fuse()
+    assert token_ids(make_engine(model, "full", max_new_tokens=3), make_requests()[:2])
+
+
+def test_a_family_that_is_not_known_is_left_alone(model_folder: Callable[..., Path]):
+    model = load_model(model_folder("olmo2", num_key_value_heads=4))
+    assert "Olmo2ForCausalLM are not known" in model.fuse()
+
+
+def test_a_forward_that_disagrees_is_not_used(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    class WithoutNorms(fused.FusedForward):
+        def __init__(self, model: object) -> None:
+            super().__init__(model)
+            self._eps = 1.0
+
+    monkeypatch.setattr(fused, "FusedForward", WithoutNorms)
+    model = load_model(model_folder("qwen3"))
+    assert "off transformers' own" in model.fuse()
+
+
+def test_a_long_prompts_mlp_runs_in_pieces(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    model = load_model(model_folder("qwen3"))
+    assert model.fuse() == ""
+    requests = make_requests()[4:5]
+    expected = token_ids(make_engine(model, "full", max_new_tokens=4), requests)
+    monkeypatch.setattr(fused, "MLP_TOKENS_AT_ONCE", 16)
+    assert token_ids(make_engine(model, "full", max_new_tokens=4), requests) == expected
+
+
+@pytest.mark.parametrize("method", ["snapkv", "vase-attnv"])
+def test_cuts_use_the_log_sums_that_decode_steps_left(
+    method: str, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    """At every cut they are those of the first pass over the keys, so that it may be left out."""
+    monkeypatch.setattr(Cutter, "prepare", lambda self: [])  # what a graph replays cannot be watched
+    model = load_model(model_folder("qwen3"))
+    assert model.fuse() == ""
+    policy = plugins.load("eviction", method)()
+    compared = []
+
+    class Watched(type(policy)):
+        def keep_scores(self, view: CacheView) -> torch.Tensor:
+            scores = super().keep_scores(view)
+            if view.log_sums is not None:
+                own = super().keep_scores(replace(view, log_sums=None))
+                torch.testing.assert_close(scores, own, rtol=1e-4, atol=1e-4)
+                compared.append(view.item_rows.shape[0])
+            return scores
+
+    engine = make_engine(model, Watched(), max_new_tokens=14)
+    backend = plugins.load("attention", "triton")()
+    engine = Engine(model, Watched(), backend, engine.settings)
+    completions = list(engine.generate(make_requests()[:6]))
+    assert all(one.error is None for one in completions)
+    assert sum(compared) == 2 * (engine.stats.cuts - sum(len(one.request.prompt_token_ids) > 16 for one in completions))
+    assert len(compared) >= 3
+
+
+@pytest.mark.parametrize("name", ["vase-attnv", "range-topk"])
+def test_value_ranges_kept_between_cuts_change_no_cut(name: str):
+    """Three cuts of two rows, one of them new in between, with the ranges of earlier cuts and without."""
+    policy = plugins.load("eviction", name)()
+    generator = torch.Generator().manual_seed(0)
+    with_ranges, without = (
+        StaticCache(CacheShape(2, 2, 40, 2, 16, 4, 8, 4, ranges=kept), torch.float32, DEVICE) for kept in (True, False)
+    )
+    cutters = [Cutter(policy, cache, 32, 8) for cache in (with_ranges, without)]
+    assert without.ranges is None
+    for cut in range(3):
+        states = torch.randn(2, 2, 2, 40, 2, 16, generator=generator).to(DEVICE)
+        queries = torch.randn(2, 2, 8, 4, 16, generator=generator).to(DEVICE)
+        for cache, cutter in zip((with_ranges, without), cutters, strict=True):
+            cache.queries.copy_(queries)
+            for row in range(2):
+                new = cut == 0 or (cut == 1 and row == 1)
+                if new:
+                    cache.reset(row)
+                fresh = slice(0, 40) if new else slice(32, 40)
+                cache.keys[:, row, fresh] = states[0, :, row, fresh]
+                cache.values[:, row, fresh] = states[1, :, row, fresh]
+            bad = cutter.cut([CutSubject(row, 7 + row, 5, 100 + 8 * cut) for row in range(2)])
+            assert (bad == 2).all()
+        for part in ("keys", "values", "slots", "positions"):
+            assert torch.equal(getattr(with_ranges, part), getattr(without, part)), (cut, part)

@@ -1,0 +1,1 @@
+"""Step times against the memory floor."""

@@ -1,0 +1,215 @@
+"""Value states of many texts, measured in constant memory: distributions, largest tokens, and one text in detail.
+
+The outcome depends on the set of texts alone, never on the order in which they finished: distributions are
+:class:`vase_cli.calibration.quantiles.TokenSample`, sums are whole numbers, and the largest tokens are a total order's.
+
+Letters: M metrics, L layers, H KV heads, D head dim, T tokens of a text, K tokens or positions that are kept.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from vase_cli.calibration.quantiles import SAMPLE_TOKENS, TokenSample
+from vase_cli.errors import DataError, ModelError
+from vase_cli.randomness import hashed
+
+METRICS = ("range", "norm", "variance")
+LEVELS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+Segment = Literal["first", "prompt", "completion"]
+SEGMENTS: tuple[Segment, ...] = get_args(Segment)
+FIRST_POSITIONS = 8
+LARGEST = 8
+EXAMPLE_TOKENS = 2048
+_CHUNK_ELEMENTS = 2**24
+_CHUNK_BYTES = 5 * 4 * _CHUNK_ELEMENTS
+_FIXED_POINT = 2.0**20
+
+
+def statistics_of(values: Tensor) -> Tensor:
+    """Range (maximum minus minimum), L2 norm and variance (divided by D) of value vectors.
+
+    Args:
+        values: (L, T, H, D), any float dtype.
+
+    Returns:
+        (M, L, T, H) float32, in the order of :data:`METRICS`.
+    """
+    values = values.float()
+    value_range = values.amax(dim=-1) - values.amin(dim=-1)
+    norm = torch.linalg.vector_norm(values, dim=-1)
+    centred = values - values.mean(dim=-1, keepdim=True)
+    variance = torch.linalg.vector_norm(centred, dim=-1).square() / values.shape[-1]
+    return torch.stack((value_range, norm, variance))
+
+
+class ValueStatistics:
+    """What was measured of the value states of the texts so far.
+
+    Attributes:
+        samples: the distributions by segment: "first" (the first 8 positions of a text), "prompt" and "completion"
+            (the other tokens).
+    """
+
+    def __init__(
+        self, layers: int, heads: int, device: torch.device | str = "cpu", *, size: int = SAMPLE_TOKENS
+    ) -> None:
+        self.samples = {segment: TokenSample(METRICS, layers, heads, device=device, size=size) for segment in SEGMENTS}
+        self._device = device
+        shape = (layers, heads, 0)
+        # The largest ranges of each head, falling, and for each the number of its text << 32 with its position.
+        self._top_ranges = torch.empty(shape, device=device)
+        self._top_places = torch.empty(shape, dtype=torch.int64, device=device)
+        self._position_sums = torch.zeros((layers, heads, FIRST_POSITIONS), dtype=torch.int64, device=device)
+        self._position_counts = torch.zeros(FIRST_POSITIONS, dtype=torch.int64)
+        self._example: tuple[tuple[bool, int], Tensor] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Memory held, which does not depend on how long texts are."""
+        held = sum(sample.bytes for sample in self.samples.values())
+        return held + self._top_ranges.nbytes + self._top_places.nbytes + self._position_sums.nbytes
+
+    @property
+    def most_bytes(self) -> int:
+        """What it may come to hold, with what one measurement needs on its way."""
+        return sum(sample.most_bytes for sample in self.samples.values()) + _CHUNK_BYTES
+
+    @property
+    def tokens(self) -> int:
+        """Tokens measured."""
+        return sum(sample.count for sample in self.samples.values())
+
+    def add(self, number: int, key: int, prompt_tokens: int, values: Tensor, *, whole: bool) -> None:
+        """Measure one text; none of it is taken if a value is not finite.
+
+        Args:
+            number: the text's number among all; the first whole one becomes the example.
+            key: its "calibration" stream key, see :func:`vase_cli.randomness.stream_key`.
+            prompt_tokens: length of its prompt.
+            values: (L, T, H, D) in text order, on any device.
+            whole: whether the text came to its end.
+
+        Raises:
+            ModelError: names layer and head. A value is not finite; or its range or norm is not, and then some tokens
+                of the text may count already.
+        """
+        layers, tokens, heads, head_dim = values.shape
+        step = max(1, _CHUNK_ELEMENTS // (layers * heads * head_dim))
+        most = max(1, _CHUNK_ELEMENTS // (4 * len(METRICS) * layers * heads))
+        _require_finite(values, step)
+        keys = hashed(torch.full((tokens,), key, dtype=torch.int64), torch.arange(tokens))
+        rank = (not whole, number)
+        shown: list[Tensor] = []
+        for segment, start, end in _spans(prompt_tokens, tokens, most):
+            parts = torch.split(values[:, start:end], step, dim=1)
+            statistics = torch.cat([statistics_of(part.to(self._device)) for part in parts], dim=2)
+            self.samples[segment].update(keys[start:end], statistics)
+            ranges = statistics[0].transpose(1, 2)
+            self._take_largest(ranges, number, start)
+            if segment == "first":
+                fixed = (ranges.double() * _FIXED_POINT).round().long()
+                self._position_sums[..., start:end] += fixed
+                self._position_counts[start:end] += 1
+            if start < EXAMPLE_TOKENS and (self._example is None or rank < self._example[0]):
+                shown.append(ranges[..., : EXAMPLE_TOKENS - start].cpu())
+        if shown:
+            self._example = (rank, torch.cat(shown, dim=-1))
+
+    def rest(self) -> TokenSample:
+        """All tokens but the first 8 positions of each text."""
+        return self.samples["prompt"].merged(self.samples["completion"])
+
+    def largest(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The largest ranges of each head, falling, with the number of their text and their position in it.
+
+        Returns:
+            (L, H, K) float32, int32 and int32; -1 where there are fewer tokens.
+        """
+        padding = (0, LARGEST - self._top_ranges.shape[-1])
+        ranges = torch.nn.functional.pad(self._top_ranges.cpu(), padding, value=-1.0)
+        places = torch.nn.functional.pad(self._top_places.cpu(), padding, value=-1)
+        texts = torch.where(places < 0, -1, places >> 32)
+        positions = torch.where(places < 0, -1, places & 0xFFFFFFFF)
+        return ranges, texts.int(), positions.int()
+
+    def mean_first_ranges(self) -> Tensor:
+        """(L, H, K) float32: the mean range at each of the first positions, 0.0 where no text reaches."""
+        counts = self._position_counts.clamp_min(1).double()
+        return (self._position_sums.cpu().double() / _FIXED_POINT / counts).float()
+
+    def example(self) -> tuple[int, Tensor] | None:
+        """The number of the text shown in detail, and its ranges, (L, H, at most 2048 tokens) float32."""
+        return None if self._example is None else (self._example[0][1], self._example[1])
+
+    def state(self) -> dict[str, Tensor]:
+        """All there is to know, on the CPU; equal measurements have equal states."""
+        state = {
+            f"{segment}.{name}": tensor
+            for segment, sample in self.samples.items()
+            for name, tensor in sample.state().items()
+        }
+        state |= {
+            "top_ranges": self._top_ranges.cpu(),
+            "top_places": self._top_places.cpu(),
+            "position_sums": self._position_sums.cpu().clone(),
+            "position_counts": self._position_counts.clone(),
+        }
+        if self._example is not None:
+            rank, ranges = self._example
+            state |= {"example": ranges, "example_rank": torch.tensor([int(rank[0]), rank[1]])}
+        return state
+
+    def restore(self, path: Path, state: Mapping[str, Tensor]) -> None:
+        """Become what ``state`` says; ``path`` is where it was read.
+
+        Raises:
+            DataError: it is not the state of such a measurement.
+        """
+        for segment, sample in self.samples.items():
+            prefix = f"{segment}."
+            own = {name.removeprefix(prefix): one for name, one in state.items() if name.startswith(prefix)}
+            sample.restore(path, own)
+        try:
+            self._top_ranges = state["top_ranges"].to(self._device)
+            self._top_places = state["top_places"].to(self._device)
+            self._position_sums = state["position_sums"].to(self._device)
+            self._position_counts = state["position_counts"].clone()
+            if "example" in state:
+                late, number = (int(one) for one in state["example_rank"])
+                self._example = ((bool(late), number), state["example"])
+        except (KeyError, ValueError) as error:
+            raise DataError(
+                f"{path}: not the state of this calibration; delete it to measure from the start"
+            ) from error
+
+    def _take_largest(self, ranges: Tensor, number: int, start: int) -> None:
+        """Merge (L, H, T) new ranges, from position ``start`` on; equal ranges fall to the earlier place."""
+        ranges, order = ranges.sort(dim=-1, descending=True, stable=True)
+        places = order[..., :LARGEST] + ((number << 32) + start)
+        ranges = torch.cat((self._top_ranges, ranges[..., :LARGEST]), dim=-1)
+        places, by_place = torch.cat((self._top_places, places), dim=-1).sort(dim=-1)
+        ranges, by_range = ranges.gather(-1, by_place).sort(dim=-1, descending=True, stable=True)
+        self._top_ranges = ranges[..., :LARGEST].contiguous()
+        self._top_places = places.gather(-1, by_range)[..., :LARGEST].contiguous()
+
+
+def _require_finite(values: Tensor, step: int) -> None:
+    """Look at so many tokens at a time; the device is asked once."""
+    parts = torch.split(values, step, dim=1)
+    finite = torch.stack([part.isfinite().all() for part in parts]).tolist()
+    if not all(finite):
+        number = finite.index(False)
+        layer, token, head, _ = (int(place) for place in (~parts[number].isfinite()).nonzero()[0])
+        raise ModelError(f"layer {layer}, KV head {head}: the value of token {number * step + token} is not finite")
+
+
+def _spans(prompt_tokens: int, tokens: int, most: int) -> Iterator[tuple[Segment, int, int]]:
+    """Spans of positions that are of one segment and not longer than ``most``."""
+    bounds = (0, min(FIRST_POSITIONS, tokens), max(min(FIRST_POSITIONS, tokens), min(prompt_tokens, tokens)), tokens)
+    for segment, first, last in zip(SEGMENTS, bounds, bounds[1:], strict=False):
+        for start in range(first, last, most):
+            yield segment, start, min(start + most, last)

@@ -1,0 +1,1 @@
+"""Recipes, zoo entries and what they may say."""

@@ -1,0 +1,298 @@
+"""Finds zoo entries and recipes: built-in, the user's own, or a path.
+
+Searched in this order, first wins: ``--zoo DIR`` and ``--recipes DIR``; each folder of ``$VASE_PATH``; the user's
+folder (``~/.config/vase`` or ``$XDG_CONFIG_HOME/vase`` on Linux); the built-in files. The last three hold ``zoo/`` and
+``recipes/``. An entry is ``NAME.yaml``, or for a model with files of its own the folder ``NAME`` with ``entry.yaml``.
+``NAME.thresholds.yaml`` beside an entry is no entry: it is what the entry's ``thresholds`` names.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from vase_cli.config.resolve import load_entry, load_recipe, resolve_recipe
+from vase_cli.config.schema import (
+    DEFAULT_SAMPLING,
+    ModelEntry,
+    ModelShape,
+    Recipe,
+    RecipeFile,
+    SamplingParams,
+    Thinking,
+    is_hub_id,
+)
+from vase_cli.config.yaml import did_you_mean
+from vase_cli.errors import ConfigError
+
+Kind = Literal["zoo", "recipes"]
+_NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
+BUILT_IN = "built-in"
+_THRESHOLDS = ".thresholds.yaml"
+_SAID_BY_FOLDER = ("shape", "dtype", "configured_tokens", "thinking", "sampling")
+
+
+@dataclass(frozen=True)
+class CatalogFile:
+    """The file a name stands for, in ``source``: "built-in" or a folder; ``hides`` is the built-in file it hides."""
+
+    kind: Kind
+    name: str
+    path: Path
+    source: str
+    hides: Path | None = None
+
+    @property
+    def note(self) -> str | None:
+        """The line to print where this file hides a built-in one, else None."""
+        if self.hides is None:
+            return None
+        return f"{_NOUNS[self.kind]} {self.name}: {self.path} is used instead of the built-in {self.hides}"
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The folders to search, first wins: (folder, source) pairs."""
+
+    zoo: tuple[tuple[Path, str], ...]
+    recipes: tuple[tuple[Path, str], ...]
+
+    @classmethod
+    def open(cls, zoo: Path | None = None, recipes: Path | None = None) -> "Catalog":
+        """The search path; ``zoo`` and ``recipes`` are the folders given on the command line.
+
+        Raises:
+            ConfigError: a folder given there, or in ``$VASE_PATH``, is not one.
+        """
+        roots = [Path(part).expanduser() for part in os.environ.get("VASE_PATH", "").split(os.pathsep) if part]
+        for root in roots:
+            if not root.is_dir():
+                raise ConfigError(f"$VASE_PATH: {root} is not a folder; correct or unset it")
+        roots.append(user_folder())
+        search: dict[Kind, tuple[tuple[Path, str], ...]] = {}
+        given: dict[Kind, Path | None] = {"zoo": zoo, "recipes": recipes}
+        for kind, first in given.items():
+            if first is not None and not first.is_dir():
+                what = "zoo entries" if kind == "zoo" else kind
+                raise ConfigError(f"--{kind} {first}: not a folder; name one with {what} in it, or leave it out")
+            folders = [*([first] if first is not None else []), *(root / kind for root in roots)]
+            found = [(folder, str(folder)) for folder in folders if folder.is_dir()]
+            search[kind] = (*found, (built_in_folder(kind), BUILT_IN))
+        return cls(**search)
+
+    def files(self, kind: Kind) -> dict[str, CatalogFile]:
+        """Every name and the file it stands for, sorted by name; nothing is parsed.
+
+        Raises:
+            ConfigError: a folder cannot be listed, or has a name twice.
+        """
+        found: dict[str, CatalogFile] = {}
+        for folder, source in getattr(self, kind):
+            for name, path in _scan(folder).items():
+                if name not in found:
+                    found[name] = CatalogFile(kind, name, path, source)
+                elif source == BUILT_IN:
+                    found[name] = dataclasses.replace(found[name], hides=path)
+        return dict(sorted(found.items()))
+
+    def find(self, kind: Kind, name: str) -> CatalogFile:
+        """The file of one name, or for a recipe of a path that ends in ``.yaml``.
+
+        Raises:
+            ConfigError: no such name or file, with the nearest name.
+        """
+        if name.endswith((".yaml", ".yml")):
+            path = Path(name).expanduser()
+            if not path.exists():
+                raise ConfigError(f"{_NOUNS[kind]} {name}: no such file")
+            return CatalogFile(kind, path.parent.resolve().name if path.name == "entry.yaml" else path.stem, path, name)
+        files = self.files(kind)
+        if name not in files:
+            raise ConfigError(f"no {_NOUNS[kind]} '{name}'; {did_you_mean(name, files)}")
+        return files[name]
+
+    def find_recipe(self, name: str) -> RecipeFile:
+        """The recipe of a name, or of a path to a ``.yaml`` file; not resolved.
+
+        Raises:
+            ConfigError: there is none, or the file breaks a rule.
+        """
+        file = self.find("recipes", name)
+        return load_recipe(file.path, file.name)
+
+    def find_model(self, name: str) -> ModelEntry:
+        """The entry of a zoo name, of a folder with a ``config.json``, or of a hub id; searched in this order.
+
+        A hub id that an entry of the zoo names stands for that entry.
+
+        Raises:
+            ConfigError: it is none of them, or its file breaks a rule.
+        """
+        files = self.files("zoo")
+        if name in files:
+            return _completed(load_entry(files[name].path, name))
+        folder = Path(name).expanduser()
+        hub_id = is_hub_id(name)
+        if (folder / "config.json").is_file() or (folder.is_dir() and not hub_id):
+            return entry_from_folder(folder)
+        if hub_id:
+            return self._entry_of_hub_id(name) or ModelEntry(name, hub_id=name)
+        if os.sep in name or name.startswith("~"):
+            raise ConfigError(f"model {name}: no such folder; name one with config.json and safetensors files")
+        raise ConfigError(f"model '{name}' is no zoo entry, folder or hub id; {did_you_mean(name, files)}")
+
+    def _entry_of_hub_id(self, hub_id: str) -> ModelEntry | None:
+        for file in self.files("zoo").values():
+            with contextlib.suppress(ConfigError):  # a file that breaks a rule matters to those who name it
+                entry = load_entry(file.path, file.name)
+                if entry.hub_id == hub_id:
+                    return entry
+        return None
+
+    def resolve(self, recipe: str | None, overrides: Mapping[str, Any]) -> tuple[Recipe, ModelEntry, list[str]]:
+        """A recipe (None: only what ``overrides`` says, a ``model`` at least) resolved, its model, and notes to print.
+
+        Raises:
+            ConfigError: from the files, or from :func:`vase_cli.config.resolve.resolve_recipe`.
+        """
+        model = overrides.get("model")
+        file = self.find_recipe(recipe) if recipe is not None else RecipeFile(Path(str(model)).name)
+        if model is None and recipe is None:
+            raise ConfigError("no recipe and no model; name one with --recipe or --model")
+        entry = self.find_model(model or file.values["model"])
+        used = [self.find("recipes", recipe)] if recipe is not None else []
+        if entry.source is not None:
+            used.append(self.find("zoo", entry.name))
+        return resolve_recipe(file, entry, overrides), entry, [one.note for one in used if one.note]
+
+
+def user_folder() -> Path:
+    """The user's own folder, which holds ``zoo/`` and ``recipes/``; it need not exist."""
+    # typer knows the place on macOS and Windows; on Linux it honours XDG_CONFIG_HOME.
+    return Path(typer.get_app_dir("vase"))
+
+
+def built_in_folder(kind: Kind, package: Path = Path(__file__).parents[1]) -> Path:
+    """The built-in files: inside the package in a wheel, beside ``pyproject.toml`` in an editable checkout.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    packaged = package / "_data" / kind
+    if packaged.is_dir():
+        return packaged
+    checkout = package.parent
+    if (checkout / "pyproject.toml").is_file() and (checkout / kind).is_dir():
+        return checkout / kind
+    raise ConfigError(f"{package}: the built-in {kind} folder is missing; install vase-cli again")
+
+
+def entry_from_folder(folder: Path) -> ModelEntry:
+    """An entry for a model folder that has none, from its ``config.json`` and, where there, its other JSON files.
+
+    Raises:
+        ConfigError: ``config.json`` is missing or not JSON.
+    """
+    config = _read_json(folder / "config.json")
+    if config is None:
+        raise ConfigError(f"model {folder}: no config.json in it; name a folder with config.json and safetensors files")
+    sampling = _folder_sampling(folder)
+    origin = str(folder / "generation_config.json") if sampling else "default"
+    dtype = config.get("dtype", config.get("torch_dtype"))
+    positions = config.get("max_position_embeddings")
+    return ModelEntry(
+        folder.resolve().name,
+        path=folder,
+        shape=_folder_shape(config),
+        dtype=dtype if dtype in ("bfloat16", "float16", "float32") else "auto",
+        configured_tokens=positions if isinstance(positions, int) else None,
+        thinking=_folder_thinking(folder),
+        sampling=dict.fromkeys(("thinking", "plain"), sampling or DEFAULT_SAMPLING),
+        origins={"sampling": origin},
+    )
+
+
+def _completed(entry: ModelEntry) -> ModelEntry:
+    """An entry of a model folder with what the folder's own files say wherever the entry's file says nothing."""
+    silent = [key for key in _SAID_BY_FOLDER if key not in entry.origins]
+    if entry.path is None or not silent or not (entry.path / "config.json").is_file():
+        return entry
+    own = entry_from_folder(entry.path)
+    origins = {key: origin for key, origin in own.origins.items() if key in silent}
+    said: dict[str, Any] = {key: getattr(own, key) for key in silent}
+    return dataclasses.replace(entry, **said, origins={**origins, **entry.origins})
+
+
+def _scan(folder: Path) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    try:
+        children = sorted(folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be listed: {error.strerror}") from None
+    for child in children:
+        if child.name.startswith("."):
+            continue
+        entry = child / "entry.yaml" if child.is_dir() else child
+        name = child.name if child.is_dir() else child.stem
+        if entry.suffix != ".yaml" or entry.name.endswith(_THRESHOLDS) or not entry.is_file():
+            continue
+        if name in found:
+            raise ConfigError(f"{folder}: both {name}.yaml and {name}/entry.yaml; keep one")
+        found[name] = entry
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, None where there is no such file."""
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return data
+
+
+def _folder_shape(config: Mapping[str, Any]) -> ModelShape | None:
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim")
+    if not head_dim and isinstance(heads, int) and heads > 0 and isinstance(config.get("hidden_size"), int):
+        head_dim = config["hidden_size"] // heads
+    if not all(isinstance(one, int) and one > 0 for one in (layers, heads, kv_heads, head_dim)):
+        return None  # a family that names them otherwise; the loaded config knows
+    return ModelShape(layers, heads, kv_heads, head_dim)  # type: ignore[arg-type]
+
+
+def _folder_sampling(folder: Path) -> SamplingParams | None:
+    written = _read_json(folder / "generation_config.json")
+    if written is None or not written.get("do_sample"):
+        return None
+    # A key that is not there has transformers' own default, which is 1.0 for the temperature.
+    values = {key: written[key] for key in ("top_k", "top_p", "min_p") if written.get(key) is not None}
+    try:
+        return SamplingParams(temperature=written.get("temperature") or 1.0, **values)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{folder / 'generation_config.json'}: {error}") from None
+
+
+def _folder_thinking(folder: Path) -> Thinking:
+    """What the chat template says of thinking, by its text."""
+    template_file = folder / "chat_template.jinja"
+    if template_file.is_file():
+        template = template_file.read_text(encoding="utf-8", errors="replace")
+    else:
+        template = str((_read_json(folder / "tokenizer_config.json") or {}).get("chat_template", ""))
+    if "enable_thinking" in template:
+        return Thinking("switch", "model")
+    if "<think>" in template.rpartition("add_generation_prompt")[2]:
+        return Thinking("always", "prompt")
+    return Thinking("always", "model") if "</think>" in template else Thinking("never", "model")

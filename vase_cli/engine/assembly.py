@@ -1,0 +1,343 @@
+"""From a resolved recipe to an engine: everything is checked and planned before a weight is read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from vase_cli import plugins
+from vase_cli.attention.base import AttentionBackend
+from vase_cli.config.budget import Budget, resolve_budget
+from vase_cli.config.method_options import make_method
+from vase_cli.config.schema import ModelEntry, Recipe
+from vase_cli.device import (
+    available_ram_bytes,
+    peak_resident_bytes,
+    reset_peak_resident_bytes,
+    resident_bytes,
+    resolve_device,
+)
+from vase_cli.engine.cache import CacheShape
+from vase_cli.engine.engine import Engine
+from vase_cli.engine.memory import MemoryPlan, plan_memory
+from vase_cli.engine.requests import Completion, EngineStats
+from vase_cli.engine.sampling import drawn_from_few
+from vase_cli.engine.settings import EngineSettings, check_settings
+from vase_cli.errors import ConfigError
+from vase_cli.eviction.base import EvictionPolicy
+from vase_cli.models.compiled import WORTHWHILE_STEPS
+from vase_cli.models.describe import ModelFacts, describe
+from vase_cli.models.language_model import LanguageModel
+from vase_cli.models.load import load
+from vase_cli.models.random_weights import RandomWeights
+from vase_cli.models.thresholds import Thresholds, load_thresholds
+from vase_cli.models.tokenizer import ChatTokenizer, load_tokenizer
+
+MOST_SLOTS = {"cuda": 256, "cpu": 16}
+"""What ``--slots auto`` stops at: on a CPU more rows only make each one slower."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One task of a run (or the prompts of no task), resolved: what its engine is built with.
+
+    Attributes:
+        task: the task's name; None for prompts of no task.
+        budget: None for a method that does not evict.
+        max_new_tokens: limit on generated tokens, None for no limit but the total.
+        max_total_tokens: limit on prompt and generated tokens together.
+    """
+
+    task: str | None
+    budget: Budget | None
+    max_new_tokens: int | None
+    max_total_tokens: int
+
+
+@dataclass
+class _Loaded:
+    """What assemblies of one model share once it is read."""
+
+    tokenizer: ChatTokenizer | None = None
+    model: LanguageModel | None = None
+    unfused: str = ""
+
+
+class Assembly:
+    """A recipe brought together with its model.
+
+    Attributes:
+        recipe, entry: as resolved.
+        policy: the method with its options; one that asks for thresholds, where the model has none, counts instead.
+        thresholds: those of the model, where the method reads them.
+        notes: one line for each thing the user should know.
+        device, facts, backend: what the model will run on and with.
+        random_weights: drawn in place of the model's own; None where those are read.
+        tokenizer: loaded with the first prompt.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        entry: ModelEntry,
+        *,
+        beside: "Assembly | None" = None,
+        weights: RandomWeights | None = None,
+    ) -> None:
+        """Read the model's config and refuse what cannot work.
+
+        Args:
+            recipe, entry: as resolved.
+            beside: an assembly of the same model, whose weights and tokenizer this one uses too.
+            weights: drawn instead of read; the model's files are then not needed.
+
+        Raises:
+            ConfigError, ModelError: one line.
+        """
+        self.recipe = recipe
+        self.entry = entry
+        self.policy: EvictionPolicy = make_method(recipe)
+        self.device = resolve_device(recipe.device)
+        self.random_weights = weights
+        describe_model = describe if weights is None else weights.describe
+        self.facts: ModelFacts = describe_model(entry, recipe.dtype, self.device)
+        self.backend = self._choose_backend()
+        self.notes: list[str] = []
+        self.thresholds = self._take_thresholds()
+        self._loaded = _Loaded()
+        if beside is not None:
+            same_weights = replace(beside.entry, thresholds=entry.thresholds) == entry
+            if not same_weights or (beside.device, beside.facts) != (self.device, self.facts):
+                raise ValueError("assemblies of different models share nothing")
+            self._loaded = beside._loaded
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer; loaded when first asked for, without the weights."""
+        if self._loaded.tokenizer is None:
+            self._loaded.tokenizer = load_tokenizer(self.entry)
+        return self._loaded.tokenizer
+
+    def part(self, task: str | None, *, max_new_tokens: int | None, max_total_tokens: int) -> Part:
+        """Resolve budget and limits of one task; the recipe's limits win over those given here, the task's own.
+
+        Raises:
+            ConfigError: a budget or limit that cannot work.
+        """
+        recipe = self.recipe
+        total = recipe.max_total_tokens or max_total_tokens
+        configured = self.facts.max_tokens
+        if configured is not None and total > configured:
+            if recipe.max_total_tokens is not None:
+                raise ConfigError(
+                    f"max_total_tokens {total:,}: {self.entry.name} is configured for {configured:,} tokens of text; "
+                    f"set it to {configured:,} or less"
+                )
+            total = configured
+        new = recipe.max_new_tokens or max_new_tokens
+        budget = None
+        if self.policy.evicts:
+            dense_tokens = {**self.entry.dense_tokens, **recipe.dense_tokens}
+            budget = resolve_budget(
+                recipe.budget_for(task), task=task, window=recipe.window, token_limit=total, dense_tokens=dense_tokens
+            )
+        part = Part(task, budget, new, total)
+        check_settings(self.policy, self._settings(part, slots=1, longest_prompt_tokens=total))
+        return part
+
+    def plan(
+        self,
+        parts: Sequence[tuple[Part, int]],
+        requests: int,
+        slots: int | str,
+        *,
+        most_slots: int | None = None,
+        available_bytes: int | None = None,
+        reserved_bytes: int | None = None,
+    ) -> MemoryPlan:
+        """Plan memory for parts with their longest prompts' tokens; the part that needs most decides.
+
+        Args:
+            parts: each with the tokens of its longest prompt.
+            requests: more slots than these bring nothing.
+            slots: how many, or "auto".
+            most_slots: what "auto" stops at; None is the device's :data:`MOST_SLOTS`.
+            available_bytes: what to plan with, weights included; None is all that is free.
+            reserved_bytes: what else will be allocated beside the run; None is nothing.
+
+        Raises:
+            ConfigError: it does not fit.
+        """
+
+        def cache_shape(count: int) -> CacheShape:
+            shapes = [
+                self._settings(part, slots=count, longest_prompt_tokens=longest).cache_shape(
+                    self.facts.shape,
+                    self.policy,
+                    getattr(torch, self.facts.dtype).itemsize,
+                    log_sums=self.backend.leaves_log_sums,
+                    ranges=self.device.type == "cuda",
+                )
+                for part, longest in parts
+            ]
+            return max(shapes, key=lambda shape: shape.bytes)
+
+        return plan_memory(
+            self.facts,
+            cache_shape,
+            sampled=self.recipe.sampling.temperature > 0,
+            longest_prompt_tokens=max(longest for _, longest in parts),
+            available_bytes=(self._available_bytes() if available_bytes is None else available_bytes)
+            - (reserved_bytes or 0),
+            slots=slots,
+            most_slots=max(1, min(most_slots or MOST_SLOTS[self.device.type], requests)),
+            kernels=self.device.type == "cuda",
+            few_candidates=drawn_from_few(self.recipe.sampling),
+        )
+
+    def load(self) -> LanguageModel:
+        """The model, its weights read when it is first asked for.
+
+        Raises:
+            ModelError: one line.
+        """
+        if self._loaded.model is None:
+            if self.random_weights is None:
+                self._loaded.model = load(self.entry, self.tokenizer, self.recipe.dtype, self.device)
+            else:
+                self._loaded.model = self.random_weights.load(self.entry, self.recipe.dtype, self.device)
+            if self.device.type == "cuda":
+                self._loaded.unfused = self._loaded.model.fuse()
+        return self._loaded.model
+
+    def decode_through(self, planned_steps: int) -> str:
+        """Choose what decode steps run through, for a run of so many; the choice in one line. Loads the weights."""
+        model, asked = self.load(), self.recipe.compile
+        fused = self.device.type == "cuda" and not self._loaded.unfused
+        long = self.device.type == "cuda" and planned_steps >= WORTHWHILE_STEPS
+        compiled = asked == "on" or (asked == "auto" and not fused and long)
+        model.compile(compiled)
+        if compiled:
+            return "decode steps run through torch.compile, which takes about a minute once"
+        if fused:
+            return "decode steps run through fused kernels"
+        why = f" ({self._loaded.unfused})" if self._loaded.unfused else ""
+        return f"decode steps run through transformers' forward{why}"
+
+    def engine(
+        self,
+        part: Part,
+        *,
+        slots: int,
+        longest_prompt_tokens: int,
+        timed: bool = False,
+        observer: Callable[[Completion, torch.Tensor], None] | None = None,
+    ) -> Engine:
+        """An engine with a cache of its own, for one part; loads the weights if they are not."""
+        settings = self._settings(part, slots=slots, longest_prompt_tokens=longest_prompt_tokens)
+        thresholds = None if self.thresholds is None else self.thresholds.values.to(self.device)
+        return Engine(
+            self.load(), self.policy, self.backend, settings, timed=timed, observer=observer, thresholds=thresholds
+        )
+
+    def gpus(self) -> list[str]:
+        """Names of the GPUs that PyTorch sees."""
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return [torch.cuda.get_device_name(index) for index in range(count)]
+
+    def device_name(self) -> str:
+        """What it computes on, for a report."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    def memory_bytes(self) -> int:
+        """Memory in use now: allocated on the GPU, resident in the process on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device)
+        return resident_bytes()
+
+    def reset_peak(self) -> None:
+        """Count the peak from here on."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            reset_peak_resident_bytes()
+
+    def peak_bytes(self) -> int:
+        """Most memory in use since the last reset: allocated on the GPU, resident in the process on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return peak_resident_bytes()
+
+    def _settings(self, part: Part, *, slots: int, longest_prompt_tokens: int) -> EngineSettings:
+        total = part.max_total_tokens
+        if part.max_new_tokens is not None:
+            total = min(total, longest_prompt_tokens + part.max_new_tokens)
+        return EngineSettings(
+            budget=None if part.budget is None else part.budget.tokens,
+            window=self.recipe.window,
+            slots=slots,
+            sampling=self.recipe.sampling,
+            seed=self.recipe.seed,
+            max_new_tokens=part.max_new_tokens,
+            max_total_tokens=total,
+        )
+
+    def _take_thresholds(self) -> Thresholds | None:
+        """The thresholds that the method reads; without any it counts, and a note says so."""
+        if not self.policy.reads_thresholds:
+            return None
+        found = None if self.random_weights is not None else load_thresholds(self.entry, self.facts.shape)
+        if found is None:
+            self.policy = replace(cast(Any, self.policy), outliers="count")
+            self.notes.append(
+                f"{self.recipe.method}: {self.entry.name} has no thresholds, so outliers are told by their count; "
+                "`vase calibrate` makes thresholds"
+            )
+        return found
+
+    def _choose_backend(self) -> AttentionBackend:
+        dtype = getattr(torch, self.facts.dtype)
+        if self.recipe.attention != "auto":
+            backend: AttentionBackend = plugins.load("attention", self.recipe.attention)()
+            if refusal := backend.refusal(self.device, dtype, self.facts.shape.head_dim):
+                raise ConfigError(refusal)
+            return backend
+        for name in ("triton", "flash_attention_2"):
+            fast: AttentionBackend = plugins.load("attention", name)()
+            if self.device.type == "cuda" and fast.refusal(self.device, dtype, self.facts.shape.head_dim) is None:
+                return fast
+        fallback: AttentionBackend = plugins.load("attention", "sdpa")()
+        return fallback
+
+    def _available_bytes(self) -> int:
+        """Free memory, as if the weights were not read yet."""
+        loaded = 0 if self._loaded.model is None else self.facts.weights_bytes
+        if self.device.type == "cuda":
+            kept_by_allocator = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            return torch.cuda.mem_get_info(self.device)[0] + kept_by_allocator + loaded
+        return available_ram_bytes() + loaded
+
+
+def add_stats(total: EngineStats, more: EngineStats) -> EngineStats:
+    """The sum of two engines' figures."""
+    return replace(total, **{name: value + getattr(more, name) for name, value in vars(total).items()})
+
+
+def measured(
+    assembly: Assembly, stats: EngineStats, *, slots: int, samples: int, cache: CacheShape | None
+) -> dict[str, Any]:
+    """The session keys of the report: what this process measured, see ``vase eval --schema``."""
+    return {
+        "device": assembly.device_name(),
+        "slots": slots,
+        "samples": samples,
+        "prefill_tokens": stats.prefill_tokens,
+        "prefill_s": round(stats.prefill_s, 3),
+        "decode_tokens": stats.decode_tokens,
+        "decode_s": round(stats.decode_s, 3),
+        "weights_bytes": assembly.facts.weights_bytes,
+        "cache_bytes": None if cache is None else cache.bytes,
+        "cache_bytes_per_token": None if cache is None else cache.kv_bytes // (cache.slots * cache.tokens),
+        "peak_bytes": assembly.peak_bytes(),
+    }

@@ -1,0 +1,217 @@
+"""The static KV cache: a fixed number of tokens for each sequence, allocated once.
+
+A row's keys and values stay where they were written. What a cut evicts leaves holes, and the window's tokens move into
+them; ``slots`` says in which storage slot the tokens of each head stand, in text order.
+
+Letters: L layers, B slots (sequences at a time), R = L * B storage rows, S cached tokens a row can hold (budget + W),
+W window (also the eviction interval), C = S - W candidates of a cut, Hq query heads, H KV heads, D head dim.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vase_cli import kernels
+from vase_cli.kernels.ranking import best
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Sizes of a :class:`StaticCache`; ``bytes`` is known before anything is allocated.
+
+    Attributes:
+        layers, slots, tokens, kv_heads, head_dim: L, B, S, H, D.
+        query_heads: Hq.
+        query_window: W if the last W queries are kept for the eviction method, else 0.
+        element_bytes: bytes of one key or value element.
+        log_sums: whether the softmax's log sums of the kept queries are kept too.
+        ranges: whether the value ranges that a cut finds are kept for the next one.
+    """
+
+    layers: int
+    slots: int
+    tokens: int
+    kv_heads: int
+    head_dim: int
+    query_heads: int
+    query_window: int
+    element_bytes: int
+    log_sums: bool = False
+    ranges: bool = False
+
+    @property
+    def candidates(self) -> int:
+        """C, where queries are kept: the storage slots before the window's."""
+        return self.tokens - self.query_window
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of all rows."""
+        return 2 * self.layers * self.slots * self.tokens * self.kv_heads * self.head_dim * self.element_bytes
+
+    @property
+    def bookkeeping_bytes(self) -> int:
+        """Storage slots, positions and value ranges, lengths, the query ring and its log sums."""
+        places = (2 + self.ranges) * 4 * self.layers * self.slots * self.tokens * self.kv_heads
+        kept = self.layers * self.slots * self.query_window * self.query_heads
+        return places + kept * (self.head_dim * self.element_bytes + 4 * self.log_sums) + 4 * self.slots
+
+    @property
+    def bytes(self) -> int:
+        """Everything the cache allocates; it never grows."""
+        return self.kv_bytes + self.bookkeeping_bytes
+
+
+class StaticCache:
+    """Keys, values and their text positions; each row holds one sequence, in its first ``lengths`` storage slots.
+
+    ``slots`` and ``positions`` are in text order and hold for tokens to come too: token ``lengths`` of the text order
+    will stand in storage slot ``lengths``, at the position that is next in the text. Only a reset, a prompt and a cut
+    change them.
+
+    Attributes:
+        keys, values: (L, B, S, H, D), the order FlashAttention reads. Keys are rotated with their original
+            position and stay so.
+        slots: (L, B, H, S) int32, in which storage slot each cached token stands; every KV head keeps its own.
+        positions: (L, B, H, S) int32, the text position of each cached token, ascending along S.
+        lengths: (B,) int32 on the device, tokens that each row holds.
+        queries: (L, B, W, Hq, D), the queries of the last W text positions, at position modulo W; None if
+            not kept.
+        log_sums: (L, B, W, Hq) float32, log2 of the sum of exp(q·k / sqrt(D)) over the C candidates for each of those
+            queries, left by the decode steps; None if not kept.
+        ranges: (L, B, H, S) float32 by storage slot, the value ranges that cuts have found; negative where none has,
+            and out of date where a cut has moved a token since; None if not kept.
+    """
+
+    def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        states = (shape.layers, shape.slots, shape.tokens, shape.kv_heads, shape.head_dim)
+        # Zeros, not garbage: attention under a mask still multiplies what it does not attend to by 0.
+        self.keys = torch.zeros(states, dtype=dtype, device=device)
+        self.values = torch.zeros(states, dtype=dtype, device=device)
+        text_order = torch.arange(shape.tokens, dtype=torch.int32, device=device)
+        self.slots = text_order.repeat(shape.layers, shape.slots, shape.kv_heads, 1)
+        self.positions = self.slots.clone()
+        self.lengths = torch.zeros(shape.slots, dtype=torch.int32, device=device)
+        self.queries: Tensor | None = None
+        if shape.query_window:
+            ring = (shape.layers, shape.slots, shape.query_window, shape.query_heads, shape.head_dim)
+            self.queries = torch.zeros(ring, dtype=dtype, device=device)
+        self.log_sums: Tensor | None = None
+        if shape.query_window and shape.log_sums:
+            self.log_sums = torch.zeros(ring[:-1], dtype=torch.float32, device=device)
+        self.ranges: Tensor | None = None
+        if shape.ranges:
+            self.ranges = torch.full(self.slots.shape, -1.0, dtype=torch.float32, device=device)
+        self._rows = torch.arange(shape.slots, device=device)
+
+    def reset(self, row: int) -> None:
+        """Make a row ready for a text: token j of each head is at position j and stands in slot j."""
+        text_order = torch.arange(self.shape.tokens, dtype=torch.int32, device=self.keys.device)
+        self.slots[:, row] = text_order
+        self.positions[:, row] = text_order
+        if self.ranges is not None:
+            self.ranges[:, row] = -1.0
+
+    def append(self, layer: int, keys: Tensor, values: Tensor, active: Tensor) -> None:
+        """Write one token behind what each row holds; ``lengths`` stay as they are.
+
+        Args:
+            layer: which layer.
+            keys: (B, H, D), rotated.
+            values: (B, H, D).
+            active: (B,) int32, 0 for a row that keeps what it holds; the others hold fewer than S tokens.
+        """
+        place = (self.lengths * active).long()
+        writes = active.bool()[:, None, None]
+        for states, new in ((self.keys, keys), (self.values, values)):
+            states[layer, self._rows, place] = torch.where(writes, new, states[layer, self._rows, place])
+
+    def keep_queries(self, layer: int, queries: Tensor, text_positions: Tensor) -> None:
+        """Put one query of each row, (B, Hq, D), into the ring; (B,) int64 text positions.
+
+        An idle row's ring changes too: it is read only after W tokens of a text, which fill it.
+        """
+        if self.queries is not None:
+            self.queries[layer, self._rows, text_positions % self.shape.query_window] = queries
+
+    def write(self, layers: slice, row: int, keys: Tensor, values: Tensor) -> None:
+        """Fill some layers of a row from slot 0: keys and values (G, T, H, D) for G layers."""
+        tokens = keys.shape[1]
+        self.keys[layers, row, :tokens] = keys
+        self.values[layers, row, :tokens] = values
+
+    def write_positions(self, layers: slice, row: int, positions: Tensor, next_position: int) -> None:
+        """Note the text positions of a row's first tokens, (G, H, T) int32, and of those to come after them."""
+        tokens = positions.shape[-1]
+        end = next_position + self.shape.tokens - tokens
+        coming = torch.arange(next_position, end, dtype=torch.int32, device=positions.device)
+        self.positions[layers, row, :, :tokens] = positions
+        self.positions[layers, row, :, tokens:] = coming
+
+    def write_queries(self, layer: int, row: int, queries: Tensor, first_position: int) -> None:
+        """Put the queries of consecutive text positions, (T, Hq, D) with T <= W, into a row's ring."""
+        if self.queries is not None:
+            places = torch.arange(first_position, first_position + queries.shape[0], device=queries.device)
+            self.queries[layer, row, places % self.shape.query_window] = queries
+
+    def evict(
+        self,
+        scores: Tensor,
+        first: Tensor | None,
+        rows: Tensor,
+        text_tokens: Tensor,
+        bad_layers: Tensor,
+        first_item: int = 0,
+    ) -> None:
+        """Cut full rows back to C tokens in each head: the window and the C - W best of the candidates stay.
+
+        Candidates that stay do not move. The window's tokens, which stand in the last W storage slots, move into those
+        of the evicted. ``lengths`` stay as they are.
+
+        Args:
+            scores: (N, H, C) float32 in text order; a NaN counts as some number.
+            first: (N, H, C) bool, what stays before all the rest; None for nothing.
+            rows: (N,) int64, which of R to cut, each once: layer * B + row.
+            text_tokens: (N,) int64, length of the text that each row holds tokens of.
+            bad_layers: one int32 for each sequence, lowered to the first layer whose scores hold a NaN.
+            first_item: the number of the first item, where items are numbered sequence by sequence, layer by layer.
+        """
+        shape = self.shape
+        budget = scores.shape[-1]
+        window = shape.tokens - budget
+        keys, values, slots, positions = (
+            tensor.view(-1, *tensor.shape[2:]) for tensor in (self.keys, self.values, self.slots, self.positions)
+        )
+        if kernels.usable(scores):
+            from vase_cli.kernels import selection
+
+            if budget <= selection.LONGEST:
+                selection.evict(
+                    scores, first, slots, positions, keys, values, rows, text_tokens, bad_layers, first_item,
+                    shape.layers, budget, window,
+                )  # fmt: skip
+                return
+        numbers = torch.arange(first_item, first_item + rows.shape[0], device=rows.device)
+        bad = torch.where(scores.isnan().flatten(1).any(dim=1), numbers % shape.layers, shape.layers)
+        bad_layers.scatter_reduce_(0, numbers // shape.layers, bad.int(), "amin")
+        kept = budget - window
+        evicted = torch.ones_like(scores, dtype=torch.bool).scatter_(-1, best(scores, kept, first=first), False)
+        order = evicted.byte().argsort(dim=-1, stable=True)  # what stays, then what goes, each in text order
+        item_slots = slots[rows, :, :budget].gather(-1, order)
+        slots[rows, :, :budget] = item_slots
+        positions[rows, :, :kept] = positions[rows, :, :budget].gather(-1, order[..., :kept])
+        coming = text_tokens[:, None] + torch.arange(-window, window, device=text_tokens.device)
+        positions[rows, :, kept:] = coming[:, None].to(positions.dtype)
+        holes = item_slots[..., kept:].long()
+        heads = torch.arange(shape.kv_heads, device=rows.device)[:, None]
+        for states in (keys, values):
+            states[rows[:, None, None], holes, heads] = states[rows, budget:].transpose(1, 2)
+
+    def clear(self, row: int) -> None:
+        """Zero a row, so that states that are not finite cannot reach the row's next sequence."""
+        self.keys[:, row].zero_()
+        self.values[:, row].zero_()
+        if self.queries is not None:
+            self.queries[:, row].zero_()

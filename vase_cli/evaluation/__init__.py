@@ -1,0 +1,1 @@
+"""Tasks to stored, graded samples."""

@@ -1,0 +1,245 @@
+"""A model's forward in few, large operations, for devices that run Triton kernels.
+
+The weights are transformers' own: the projections of queries, keys and values become one matrix, those of gate and
+up another, and the model's parameters become views of them, so that nothing is held twice. Between the matrix
+products stand kernels that do what transformers does in five to ten launches each. Only families whose layers are
+known to be made so are taken, and each model is compared with transformers' own forward before it is used.
+
+Letters: T tokens (B rows in a decode step, the prompt's tokens in a prefill), V vocabulary, E width of the residual
+stream, M width of the MLP, Hq query heads, H KV heads, D head dim.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from vase_cli import kernels
+from vase_cli.models.step import DecodeStep, ForwardStep
+
+FAMILIES = frozenset({"Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"})
+MLP_TOKENS_AT_ONCE = 8192
+"""The MLP of a long prompt runs in pieces of so many tokens: its activations are the widest."""
+
+_PROBE_TOKENS = 24
+_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer's weights: norms (E,), projections (outputs, inputs)."""
+
+    input_norm: Tensor
+    mlp_norm: Tensor
+    projection: Tensor
+    bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class FusedForward:
+    """The forward of one model; see :func:`fuse`."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self._heads = int(config.num_attention_heads)
+        self._kv_heads = int(config.num_key_value_heads)
+        self._eps = float(config.rms_norm_eps)
+        self._embedding: Tensor = model.model.embed_tokens.weight
+        self._norm: Tensor = model.model.norm.weight
+        self._lm_head: Tensor = model.lm_head.weight
+        self._rotary = model.model.rotary_emb
+        self._layers = [_take_layer(layer) for layer in model.model.layers]
+        self._head_dim = self._layers[0].projection.shape[0] // (self._heads + 2 * self._kv_heads)
+        self._scale = float(model.model.layers[0].self_attn.scaling)
+        self._cos = self._sin = torch.empty(0)
+        self._replaced: list[tuple[Tensor, Tensor]] = []
+        self.reserve(_PROBE_TOKENS)
+
+    def reserve(self, tokens: int) -> None:
+        """Hold the rotations of texts of so many tokens: (tokens, D) cosines and sines, in the model's dtype."""
+        if self._cos.shape[0] >= tokens:
+            return
+        positions = torch.arange(tokens, device=self._embedding.device)[None]
+        cos, sin = self._rotary(torch.empty(0, dtype=torch.float32, device=positions.device), positions)
+        dtype = self._embedding.dtype
+        self._replaced.append((self._cos, self._sin))  # graphs captured before go on reading them
+        self._cos, self._sin = cos[0].to(dtype).contiguous(), sin[0].to(dtype).contiguous()
+
+    def prefill(self, token_ids: Tensor, step: ForwardStep) -> Tensor:
+        """One prompt, (T,) int64, to the logits of its last token, (1, V)."""
+        from vase_cli.kernels.decoder import rotate_and_append
+
+        tokens = token_ids.shape[0]
+        device, dtype = token_ids.device, self._embedding.dtype
+        positions = torch.arange(tokens, device=device)
+        first = torch.zeros(tokens, dtype=torch.int32, device=device)
+        active = torch.ones(tokens, dtype=torch.int32, device=device)
+
+        def attend(number: int, layer: _Layer, projected: Tensor) -> Tensor:
+            # Each token is a row of a cache of one slot: its rotated key and its value lie there alone.
+            queries = torch.empty((tokens, self._heads, self._head_dim), dtype=dtype, device=device)
+            states = torch.empty((2, tokens, 1, self._kv_heads, self._head_dim), dtype=dtype, device=device)
+            rotate_and_append(
+                projected, layer.bias, self._cos, self._sin, positions, layer.query_norm, layer.key_norm, self._eps,
+                states[0], states[1], first, active, None, queries,
+            )  # fmt: skip
+            return step.attend(number, queries[None], states[0, :, 0][None], states[1, :, 0][None], self._scale)[0]
+
+        hidden = self._through_layers(token_ids, attend, last_only=True)
+        return self._linear(hidden, self._lm_head)
+
+    def decode(self, tokens: Tensor, step: DecodeStep) -> Tensor:
+        """One token of every row, (B,) int64, to logits, (B, V)."""
+        from vase_cli.kernels.decoder import rotate_and_append
+
+        cache = step.cache
+        rows = tokens.shape[0]
+
+        def attend(number: int, layer: _Layer, projected: Tensor) -> Tensor:
+            queries = projected.new_empty((rows, self._heads, self._head_dim))
+            ring = None if cache.queries is None else cache.queries[number]
+            rotate_and_append(
+                projected, layer.bias, self._cos, self._sin, step.text_positions, layer.query_norm, layer.key_norm,
+                self._eps, cache.keys[number], cache.values[number], cache.lengths, step.active, ring, queries,
+            )  # fmt: skip
+            return step.attend_to_cache(number, queries, self._scale)
+
+        return self._linear(self._through_layers(tokens, attend, last_only=False), self._lm_head)
+
+    def _through_layers(
+        self, token_ids: Tensor, attend: Callable[[int, _Layer, Tensor], Tensor], *, last_only: bool
+    ) -> Tensor:
+        """The normed last states, (T, E), or of the last token alone, (1, E)."""
+        from vase_cli.kernels.decoder import add_rms_norm, rms_norm
+
+        residual = torch.nn.functional.embedding(token_ids, self._embedding)
+        normed = torch.empty_like(residual)
+        rms_norm(residual, self._layers[0].input_norm, self._eps, normed)
+        for number, layer in enumerate(self._layers):
+            attended = attend(number, layer, self._linear(normed, layer.projection))
+            delta = self._linear(attended.reshape(residual.shape[0], -1), layer.output)
+            if last_only and number == len(self._layers) - 1:
+                residual, delta, normed = residual[-1:], delta[-1:], normed[-1:]
+            add_rms_norm(residual, delta, layer.mlp_norm, self._eps, normed)
+            delta = self._mlp(normed, layer)
+            following = self._layers[number + 1].input_norm if number + 1 < len(self._layers) else self._norm
+            add_rms_norm(residual, delta, following, self._eps, normed)
+        return normed
+
+    def _mlp(self, normed: Tensor, layer: _Layer) -> Tensor:
+        from vase_cli.kernels.decoder import silu_multiply
+
+        pieces = []
+        for piece in normed.split(MLP_TOKENS_AT_ONCE):
+            gate_up = self._linear(piece, layer.gate_up)
+            activated = gate_up.new_empty((piece.shape[0], gate_up.shape[1] // 2))
+            silu_multiply(gate_up, activated)
+            pieces.append(self._linear(activated, layer.down))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _linear(self, states: Tensor, weight: Tensor) -> Tensor:
+        from vase_cli.kernels.linear import linear, serves
+
+        if serves(states, weight):
+            out = states.new_empty((states.shape[0], weight.shape[0]))
+            linear(states, weight, out)
+            return out
+        return torch.nn.functional.linear(states, weight)
+
+
+def fuse(model: Any, reference: Callable[[Tensor, Tensor, ForwardStep], Tensor]) -> tuple[FusedForward | None, str]:
+    """Rearrange a model's weights, and make sure that nothing else has changed.
+
+    Args:
+        model: transformers' model, on its device.
+        reference: its own forward: token ids and positions, (1, T), and a step, to logits, (1, V).
+
+    Returns:
+        The forward, or None and why not, in words.
+    """
+    if reason := _obstacle(model):
+        return None, reason
+    with torch.inference_mode():
+        step = _PlainStep()
+        vocabulary = model.model.embed_tokens.weight.shape[0]
+        token_ids = torch.arange(_PROBE_TOKENS, device=model.device) * 7919 % vocabulary
+        positions = torch.arange(_PROBE_TOKENS, device=model.device)
+        expected = reference(token_ids[None], positions[None], step).float()
+    with torch.no_grad():
+        forward = FusedForward(model)
+    with torch.inference_mode():
+        got = forward.prefill(token_ids, step).float()
+        error = float((got - expected).norm() / expected.norm())
+    if not error <= _PROBE_TOLERANCE[model.dtype]:
+        return None, f"the fused forward is {error:.1%} off transformers' own"
+    return forward, ""
+
+
+class _PlainStep:
+    """A forward step without a cache: causal attention of the one prompt."""
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        queries, keys, values = (states.transpose(1, 2) for states in (queries, keys, values))
+        out = scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
+        )
+        return out.transpose(1, 2)
+
+
+def _obstacle(model: Any) -> str:
+    """Why a model cannot be fused; empty if it can."""
+    name = type(model).__name__
+    if not kernels.usable(model.model.embed_tokens.weight if name in FAMILIES else next(model.parameters())):
+        return "no Triton on this device"
+    if name not in FAMILIES:
+        return f"the layers of {name} are not known here"
+    config = model.config
+    if config.hidden_act != "silu":
+        return f"its MLP uses {config.hidden_act}"
+    attention = model.model.layers[0].self_attn
+    head_dim = attention.head_dim
+    if head_dim & (head_dim - 1) or not 16 <= head_dim <= 256:
+        return f"its head dim is {head_dim}"
+    mlp = model.model.layers[0].mlp
+    if any(part.bias is not None for part in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
+        return "its projections have biases"
+    if model.lm_head.bias is not None:
+        return "its lm_head has a bias"
+    return ""
+
+
+def _take_layer(layer: Any) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    bias = None
+    if attention.q_proj.bias is not None:
+        bias = torch.cat([projection.bias for projection in projections])
+    return _Layer(
+        input_norm=layer.input_layernorm.weight,
+        mlp_norm=layer.post_attention_layernorm.weight,
+        projection=_merge(projections),
+        bias=bias,
+        query_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
+        key_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
+        output=attention.o_proj.weight,
+        gate_up=_merge([mlp.gate_proj, mlp.up_proj]),
+        down=mlp.down_proj.weight,
+    )
+
+
+def _merge(projections: list[nn.Linear]) -> Tensor:
+    """One matrix of several, whose parameters become views of it."""
+    merged = torch.cat([projection.weight for projection in projections])
+    start = 0
+    for projection in projections:
+        rows = projection.weight.shape[0]
+        projection.weight = nn.Parameter(merged[start : start + rows], requires_grad=False)
+        start += rows
+    return merged

@@ -1,0 +1,139 @@
+"""The only contact with transformers: find and load a model, reach its attention, fill its chat template.
+
+The model is transformers' own. It reaches the static cache through ``AttentionInterface``: every layer calls
+:func:`_attention`, which hands its states to the forward step that travels as a keyword argument. Families
+that use the interface work without code of their own (Qwen3, Qwen2, Llama, Mistral, Qwen3-MoE).
+
+Letters: B rows, T tokens, V vocabulary, Hq query heads, H KV heads, D head dim.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from vase_cli.errors import ModelError
+from vase_cli.models.compiled import CompiledForward, attend
+from vase_cli.models.describe import DTYPES, ModelFacts
+from vase_cli.models.fused import FusedForward, fuse
+from vase_cli.models.step import DecodeStep, ForwardStep
+
+INTERFACE = "vase"
+_STEP = "vase_step"
+_MOST_RESERVED_TOKENS = 2**17
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function of every layer: states (B, heads, T, D) in, (B, T, Hq, D) out."""
+    step: ForwardStep | None = kwargs.get(_STEP)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    compiling = torch.compiler.is_compiling()
+    if step is None and not compiling:
+        raise RuntimeError(f"a model with attention '{INTERFACE}' was called without {_STEP}")
+    if attention_mask is not None:
+        raise RuntimeError("rows are packed from slot 0 with their own lengths: no attention mask may come here")
+    unserved = {"sliding_window": sliding_window, "softcap": kwargs.get("softcap"), "s_aux": kwargs.get("s_aux")}
+    for name, given in unserved.items():
+        if given is not None:
+            raise ModelError(f"layer {layer} of this model uses {name}, which the static cache cannot serve")
+    causal = kwargs.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise ModelError(f"layer {layer} of this model attends to later tokens, as in an encoder: it cannot be served")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if step is None:
+        return attend(query, key, value, layer, scale), None
+    return step.attend(layer, query, key, value, scale), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The mask function of the interface: lengths travel with the cache, a mask is never built."""
+
+
+AttentionInterface.register(INTERFACE, _attention)
+AttentionMaskInterface.register(INTERFACE, _no_mask)
+
+
+class LanguageModel:
+    """A loaded model.
+
+    Attributes:
+        facts: see :class:`ModelFacts`.
+        device: where the weights are.
+        eos_token_ids: every id that ends a text, from the generation config.
+        usual_scale: whether every layer's scores are q·k / sqrt(D).
+    """
+
+    def __init__(
+        self, facts: ModelFacts, model: PreTrainedModel, eos_token_ids: frozenset[int], device: torch.device
+    ) -> None:
+        self.facts = facts
+        self.device = device
+        self.eos_token_ids = eos_token_ids
+        self.usual_scale = False
+        self._model = model
+        self._fused: FusedForward | None = None
+        self._compiled: CompiledForward | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and states."""
+        return DTYPES[self.facts.dtype]
+
+    def fuse(self) -> str:
+        """Use the fused forward from here on, see :mod:`vase_cli.models.fused`; why not, if it cannot be."""
+        self._fused, reason = fuse(self._model, self.forward)
+        return reason
+
+    @property
+    def compiled(self) -> bool:
+        """Whether decode steps run through ``torch.compile``."""
+        return self._compiled is not None
+
+    def compile(self, on: bool = True) -> None:
+        """Run decode steps through ``torch.compile``, in place of the fused forward, or no longer."""
+
+        def forward(token_ids: Tensor, positions: Tensor) -> Tensor:
+            out = self._model(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=1)
+            logits: Tensor = out.logits[:, -1]
+            return logits
+
+        self._compiled = CompiledForward(forward) if on else None
+
+    def reserve(self, tokens: int) -> None:
+        """Be ready for texts of so many tokens, and of as many as the model is made for: that takes little."""
+        if self._fused is not None:
+            self._fused.reserve(max(tokens, min(self.facts.max_tokens or 0, _MOST_RESERVED_TOKENS)))
+
+    def prefill(self, token_ids: Tensor, step: ForwardStep) -> Tensor:
+        """One prompt, (T,) int64, to the logits of its last token, (1, V)."""
+        if self._fused is not None:
+            return self._fused.prefill(token_ids, step)
+        positions = torch.arange(token_ids.shape[0], device=token_ids.device)
+        return self.forward(token_ids[None], positions[None], step)
+
+    def decode(self, tokens: Tensor, step: DecodeStep) -> Tensor:
+        """One token of every row, (B,) int64, to logits, (B, V)."""
+        if self._compiled is not None:
+            return self._compiled(tokens[:, None], step.text_positions[:, None], step)
+        if self._fused is not None:
+            return self._fused.decode(tokens, step)
+        return self.forward(tokens[:, None], step.text_positions[:, None], step)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:
+        """Run the model: token ids and text positions, (B, T) int64, to the logits of the last token, (B, V)."""
+        out = self._model(
+            input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=1, **{_STEP: step}
+        )
+        logits: Tensor = out.logits[:, -1]
+        return logits

@@ -1,0 +1,92 @@
+"""A calibration's figures as a table: one row for each layer, then what they say."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vase_cli.calibration.value_statistics import LEVELS
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HEADINGS = ("layer", "median range", "p99/p50", "max/p50", "heaviest", "threshold", "over it", "position 0")
+
+
+def rows(tensors: Mapping[str, Any]) -> list[list[str]]:
+    """Cells under :data:`HEADINGS` for each layer: medians over its KV heads, and the heaviest head's max/p50."""
+    medians = tensors["quantiles.rest"][0, :, :, LEVELS.index(0.5)]
+    p99 = _ratio(tensors["quantiles.rest"][0, :, :, LEVELS.index(0.99)], medians)
+    heaviest = _ratio(tensors["max.rest"][0], medians)
+    first = _ratio(tensors["first.mean_range"][:, :, 0], medians)
+    cells = []
+    for layer in range(medians.shape[0]):
+        head = int(heaviest[layer].argmax())
+        cells.append(
+            [
+                str(layer),
+                f"{_median(medians[layer]):.3g}",
+                f"{_median(p99[layer]):.2f}",
+                f"{_median(heaviest[layer]):.2f}",
+                f"{float(heaviest[layer, head]):.2f} (head {head})",
+                f"{_median(tensors['thresholds'][layer]):.3g}",
+                f"{100 * float(tensors['over'][layer].mean()):.1f}%",
+                f"{_median(first[layer]):.2f}",
+            ]
+        )
+    return cells
+
+
+def notes(facts: Mapping[str, Any], tensors: Mapping[str, Any]) -> list[str]:
+    """What holds for the whole model, and how to read the table."""
+    medians = tensors["quantiles.rest"][0, :, :, LEVELS.index(0.5)]
+    tails = _ratio(tensors["max.rest"][0], medians)
+    length = facts["lengths"][facts["task"]]
+    spread = "" if length["sd"] is None else f" (sd {length['sd']:,.0f})"
+    ends = [f"{facts[key]} {said}" for key, said in (("truncated", "at the limit"), ("failed", "failed")) if facts[key]]
+    lines = [
+        f"{facts['task']}: {facts['texts']} texts, {facts['tokens']:,} tokens{''.join(f', {end}' for end in ends)}; "
+        f"full cache {length['mean']:,.1f} tokens{spread}",
+        f"max/p50 over all heads: median {_median(tails):.2f}, from {float(tails.min()):.2f} to "
+        f"{float(tails.max()):.2f}",
+    ]
+    common = facts["outlier_tokens"][:4]
+    if common:
+        told = ", ".join(f"{one['token']!r} {100 * one['share_of_outliers']:.0f}%" for one in common)
+        lines.append(f"most frequent among the largest tokens: {told}")
+    return [
+        *lines,
+        f"Range: maximum minus minimum of a value vector, without the first 8 positions. Threshold by {facts['rule']}; "
+        "position 0: mean range of the first token. Both ratios are to the median range of the head; a cell is the "
+        "median over the layer's KV heads.",
+    ]
+
+
+def calibration_lines(facts: Mapping[str, Any], tensors: Mapping[str, Any]) -> list[str]:
+    """The table as plain text, with how to read it last."""
+    table = [list(HEADINGS), *rows(tensors)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(HEADINGS))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+    return [facts["name"], *lines, *notes(facts, tensors)]
+
+
+def calibration_table(facts: Mapping[str, Any], tensors: Mapping[str, Any]) -> "Table":
+    """The table for a terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    caption = Text("\n".join(notes(facts, tensors)))
+    table = Table(title=Text(facts["name"]), caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=0)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows(tensors):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _ratio(values: Any, medians: Any) -> Any:
+    """``values / medians``, 0 where the median is."""
+    return (values / medians).where(medians > 0, 0.0)
+
+
+def _median(values: Any) -> float:
+    return float(values.flatten().median())
