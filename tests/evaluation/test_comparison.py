@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.cli_examples import SMALL, Shell, open_shell, problem_rows, read_jsonl, write_rows
 
-from vase_cli.evaluation.comparison import READING, ComparedRun, comparison_lines, comparison_tables, rows
+from vase_cli.evaluation.comparison import READING, ComparedRun, comparison_tables
 
 MakeModel = Callable[..., Path]
 
@@ -45,7 +45,7 @@ def test_rows_by_hand() -> None:
         compared("rkv", 1024, [True, True, True, False], standard_error=None),
     ]
     # random - full is 0, -1, -1, 0 problem by problem: mean -0.5, standard deviation sqrt(1/3), over sqrt(4).
-    assert rows(runs)["t"] == [
+    assert comparison_tables(runs)[0].rows == [
         ["random", "64", "25.0 ± 25.0", "-50.0 ± 28.9", "1,234", "100", "50%", "0%", "10"],
         ["full", "-", "75.0 ± 25.0", "-", "1,234", "100", "50%", "0%", "10"],
         ["rkv", "1,024", "75.0", "+0.0 ± 0.0", "1,234", "100", "50%", "0%", "10"],
@@ -53,18 +53,18 @@ def test_rows_by_hand() -> None:
 
 
 def test_without_the_full_cache_there_is_nothing_to_compare_with() -> None:
-    assert rows([compared("random", 64, [True, False])])["t"][0][3] == "-"
+    assert comparison_tables([compared("random", 64, [True, False])])[0].rows[0][3] == "-"
 
 
 def test_lines_and_tables_say_the_same_and_how_to_read_it() -> None:
     from rich.console import Console
 
     runs = [compared("full", None, [True]), compared("random", 64, [False])]
-    task, heading, *lines, reading = comparison_lines(runs)
+    task, heading, *lines, reading = comparison_tables(runs)[0].lines()
     assert (task, reading) == ("t", READING) and heading.split()[:2] == ["method", "budget"]
     console = Console(width=120, record=True, file=io.StringIO())
     for table in comparison_tables(runs):
-        console.print(table)
+        console.print(table.rich())
     drawn = console.export_text()
     for line in lines:
         for cell in line.split():
@@ -78,7 +78,7 @@ def test_no_figure_is_broken_on_a_terminal_of_80_columns() -> None:
     runs = [compared("full", None, [True, False]), compared("snapkv-sample", 4096, [True, True])]
     console = Console(width=80, record=True, file=io.StringIO())
     for table in comparison_tables(runs):
-        console.print(table)
+        console.print(table.rich())
     drawn = console.export_text()
     assert "50.0 ± 50.0" in drawn and "+50.0 ± 50.0" in drawn and "snapkv-sample" in drawn
 

@@ -15,9 +15,9 @@ from helpers.cli_examples import SMALL, Shell, only_run, open_shell, poisoned, p
 
 from vase_cli.engine import assembly
 from vase_cli.engine.decoding import DecodeLoop
+from vase_cli.evaluation.summary_table import summary_table
 from vase_cli.models.compiled import CompiledForward
 from vase_cli.models.tokenizer import ChatTokenizer
-from vase_cli.reports.summary import summary_lines
 from vase_cli.runs.folder import RunFolder
 from vase_cli.runs.schema import COMPLETION, METRICS, RUN, RUN_TASK, SCHEMA, SESSION, SUMMARY, Key, check
 
@@ -241,7 +241,7 @@ def test_run_json_says_where_every_value_came_from(vase: Shell, model: Path) -> 
 def test_stdout_holds_the_table_and_nothing_else(vase: Shell, model: Path) -> None:
     outcome = vase(*mine(model))
     folder = only_run(RUNS)
-    assert outcome.lines() == "\n".join(summary_lines(document(folder, "summary.json"))).splitlines()
+    assert outcome.lines() == "\n".join(summary_table(document(folder, "summary.json")).lines()).splitlines()
     assert not re.search("[\x1b\r]", outcome.out + outcome.err)
     assert f"run folder: {folder}" in outcome.err.splitlines()
     assert any("cache of 3 slots" in line for line in outcome.err.splitlines())

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from vase_cli.cli.output import print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile, Kind, user_folder
 from vase_cli.errors import ConfigError, VaseError
 
@@ -22,19 +23,6 @@ Destination = Annotated[
     Path | None, typer.Argument(help="Folder, or for one file its new name (.yaml); your own folder if left out.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
-
-
-def print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells as columns, two blanks apart."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def print_notes(notes: Sequence[str]) -> None:
-    """Print notes, such as a hidden built-in file, on stderr."""
-    for note in notes:
-        typer.echo(f"note: {note}", err=True)
 
 
 def flatten(record: Any, skip: Sequence[str] = ()) -> dict[str, Any]:

@@ -13,10 +13,13 @@ import typer
 
 from vase_cli.cli import options
 from vase_cli.cli.evaluate import DEFAULT_RECIPE
+from vase_cli.cli.output import print_table
 from vase_cli.config.catalog import Catalog
 from vase_cli.config.resolve import check_given
 from vase_cli.config.schema import SAMPLING_KEYS, ModelEntry, Recipe, SamplingParams
 from vase_cli.errors import ConfigError, RunError
+from vase_cli.reports.numbers import number, percent, rate, size
+from vase_cli.reports.tables import Table
 
 if TYPE_CHECKING:
     from vase_cli.bench.cells import Bench, Cell, Steps
@@ -246,88 +249,54 @@ def _print_tables(records: Sequence[Mapping[str, Any]], summary: Mapping[str, An
     weights = ", random weights" if summary["random_weights"] else ""
     title = f"{summary['model']}{weights}, {summary['dtype']}, {summary['attention']}, {summary['device']}"
     if records[0]["kind"] == "text":
-        _print_table(title, TEXT_HEADINGS, [_text_row(record) for record in records], TEXT_READING)
+        print_table(Table(TEXT_HEADINGS, [_text_row(record) for record in records], title, [TEXT_READING]), err=True)
     else:
-        _print_table(title, SPEED_HEADINGS, [_speed_row(record) for record in records], SPEED_READING)
-        _print_table(title, MEMORY_HEADINGS, [_memory_row(record) for record in records], MEMORY_READING)
-
-
-def _print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], reading: str) -> None:
-    if sys.stderr.isatty():
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(title=Text(title), caption=Text(reading), caption_justify="left", box=SIMPLE_HEAD, padding=0)
-        for number, heading in enumerate(headings):
-            table.add_column(heading, justify="right" if number else "left", overflow="fold")  # no figure is cut off
-        for row in rows:
-            table.add_row(*map(Text, row))
-        Console(stderr=True).print(table)
-        return
-    widths = [max(len(row[column]) for row in (headings, *rows)) for column in range(len(headings))]
-    typer.echo(title, err=True)
-    for first, *others in (headings, *rows):
-        aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        typer.echo("  ".join([first.ljust(widths[0]), *aligned]), err=True)
-    typer.echo(reading, err=True)
+        print_table(Table(SPEED_HEADINGS, [_speed_row(record) for record in records], title, [SPEED_READING]), err=True)
+        print_table(
+            Table(MEMORY_HEADINGS, [_memory_row(record) for record in records], title, [MEMORY_READING]), err=True
+        )
 
 
 def _cell(record: Mapping[str, Any]) -> list[str]:
     """Where the record was measured."""
-    return [record["method"], _number(record["budget"]), str(record["slots"]), _number(record["context"])]
+    return [record["method"], number(record["budget"]), str(record["slots"]), number(record["context"])]
 
 
 def _speed_row(record: Mapping[str, Any]) -> list[str]:
     return [
         *_cell(record),
-        _number(record["step_ms_median"], "{:,.2f}") if record["status"] == "ok" else record["status"],
-        _number(record["step_ms_p95"], "{:,.2f}"),
-        _number(record["step_ms_mean"], "{:,.2f}"),
-        _rate(record["tokens_per_s"]),
-        _number(record["floor_ms"], "{:,.2f}"),
-        _number(record["ratio"], "{:,.2f}"),
-        _number(record["cut_share"], "{:.1%}"),
+        number(record["step_ms_median"], 2) if record["status"] == "ok" else record["status"],
+        number(record["step_ms_p95"], 2),
+        number(record["step_ms_mean"], 2),
+        rate(record["tokens_per_s"]),
+        number(record["floor_ms"], 2),
+        number(record["ratio"], 2),
+        percent(record["cut_share"]),
     ]
 
 
 def _memory_row(record: Mapping[str, Any]) -> list[str]:
     return [
         *_cell(record),
-        _rate(record["prefill_tokens_per_s"]),
-        *(_bytes(record[key]) for key in ("peak_bytes", "planned_bytes", "cache_bytes")),
-        _number(record["slots_fit"]),
+        rate(record["prefill_tokens_per_s"]),
+        *(size(record[key]) for key in ("peak_bytes", "planned_bytes", "cache_bytes")),
+        number(record["slots_fit"]),
     ]
 
 
 def _text_row(record: Mapping[str, Any]) -> list[str]:
     return [
         record["method"],
-        _number(record["budget"]),
-        _number(record["text"]),
-        _number(record["slots_fit"]),
-        _rate(record["tokens_per_s"]) if record["status"] == "ok" else record["status"],
-        _rate(record["text_tokens_per_s"]),
-        _number(record["gain"], "{:,.2f}x"),
-        _number(record["text_gain"], "{:,.2f}x"),
-        _number(record["ratio"], "{:,.2f}"),
-        _bytes(record["peak_bytes"]),
+        number(record["budget"]),
+        number(record["text"]),
+        number(record["slots_fit"]),
+        rate(record["tokens_per_s"]) if record["status"] == "ok" else record["status"],
+        rate(record["text_tokens_per_s"]),
+        number(record["gain"], 2, "x"),
+        number(record["text_gain"], 2, "x"),
+        number(record["ratio"], 2),
+        size(record["peak_bytes"]),
     ]
-
-
-def _number(value: float | None, form: str = "{:,}") -> str:
-    return "-" if value is None else form.format(value)
-
-
-def _rate(tokens_per_s: float | None) -> str:
-    return _number(tokens_per_s, "{:,.0f}" if (tokens_per_s or 0) >= 100 else "{:,.1f}")
-
-
-def _bytes(size_bytes: int | None) -> str:
-    from vase_cli.device import readable_bytes
-
-    return "-" if size_bytes is None else readable_bytes(size_bytes)
 
 
 def _sampling(asked: str | None, parameters: Mapping[str, Any]) -> dict[str, Any]:

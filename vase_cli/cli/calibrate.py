@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vase_cli.cli import options
+from vase_cli.cli.output import print_table
 from vase_cli.config.catalog import BUILT_IN, Catalog, user_folder
 from vase_cli.config.schema import ModelEntry, Recipe
 from vase_cli.errors import ConfigError
@@ -154,19 +155,12 @@ def _page(folder: Path) -> list[Path]:
 
 
 def _print(measured: "Calibration", runs: "Sequence[ComparedRun]", *, as_json: bool) -> None:
-    """The figures on stdout: tables on a terminal, plain lines in a pipe, or one line of JSON."""
-    from vase_cli.evaluation.comparison import comparison_lines, comparison_tables
-    from vase_cli.reports.calibration_table import calibration_lines, calibration_table
+    """The figures on stdout: tables, or one line of JSON."""
+    from vase_cli.calibration.table import calibration_table
+    from vase_cli.evaluation.comparison import comparison_tables
 
     if as_json:
         typer.echo(json.dumps(measured.facts, ensure_ascii=False))
-    elif sys.stdout.isatty():
-        from rich.console import Console
-
-        console = Console()
-        console.print(calibration_table(measured.facts, measured.tensors))
-        for table in comparison_tables(runs) if runs else ():
-            console.print(table)
-    else:
-        lines = calibration_lines(measured.facts, measured.tensors)
-        typer.echo("\n".join([*lines, *(comparison_lines(runs) if runs else ())]))
+        return
+    for table in (calibration_table(measured.facts, measured.tensors), *(comparison_tables(runs) if runs else ())):
+        print_table(table)

@@ -3,17 +3,15 @@
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from vase_cli.cli import options
+from vase_cli.cli.output import print_table
 from vase_cli.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vase_cli.evaluation.comparison import ComparedRun
 
 DEFAULT_RECIPE = "tiny-reasoner"
 _GPU_RECIPE = "qwen3-8b"
@@ -102,7 +100,7 @@ def evaluate(
     assemblies = [first, *(options.assemble(one, entry, beside=first) for one, _ in compared[1:])]
 
     from vase_cli.cli.progress import EvalProgress
-    from vase_cli.evaluation.comparison import ComparedRun
+    from vase_cli.evaluation.comparison import ComparedRun, comparison_tables
     from vase_cli.evaluation.evaluate import evaluate as run_evaluation
     from vase_cli.evaluation.evaluate import prepare
 
@@ -121,34 +119,18 @@ def evaluate(
         for run in runs:
             print_summary(run.summary, as_json=as_json)
     else:
-        _print_comparison(runs)
-
-
-def _print_comparison(runs: "Sequence[ComparedRun]") -> None:
-    """Several runs side by side: tables on a terminal, plain lines in a pipe."""
-    from vase_cli.evaluation.comparison import comparison_lines, comparison_tables
-
-    if sys.stdout.isatty():
-        from rich.console import Console
-
         for table in comparison_tables(runs):
-            Console().print(table)
-    else:
-        typer.echo("\n".join(comparison_lines(runs)))
+            print_table(table)
 
 
 def print_summary(summary: Mapping[str, Any], *, as_json: bool) -> None:
-    """A summary on stdout: a table on a terminal, plain lines in a pipe, or one line of JSON."""
-    from vase_cli.reports.summary import summary_lines, summary_table
+    """A summary on stdout: a table, or one line of JSON."""
+    from vase_cli.evaluation.summary_table import summary_table
 
     if as_json:
         typer.echo(json.dumps(summary, ensure_ascii=False))
-    elif sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(summary_table(summary))
     else:
-        typer.echo("\n".join(summary_lines(summary)))
+        print_table(summary_table(summary))
 
 
 def _default_recipe(tasks: list[str] | None, device: str | None, zoo: Path | None, recipes: Path | None) -> str:

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from vase_cli import plugins
-from vase_cli.cli._files import AsJson, cell, print_columns
+from vase_cli.cli._files import AsJson, cell
+from vase_cli.cli.output import print_columns
 from vase_cli.config.method_options import option_types
 
 app = typer.Typer(help="List eviction methods, or show one's options.", no_args_is_help=True)
@@ -23,7 +24,7 @@ def list_methods(as_json: AsJson = False) -> None:
         for name, method in methods.items():
             typer.echo(json.dumps({"name": name, "summary": _summary(method)}, ensure_ascii=False))
         return
-    print_columns([("NAME", "WHAT IT DOES"), *((name, _summary(method)) for name, method in methods.items())])
+    print_columns(("NAME", "WHAT IT DOES"), [(name, _summary(method)) for name, method in methods.items()])
 
 
 @app.command("show")
@@ -47,7 +48,7 @@ def show_method(name: Annotated[str, typer.Argument(help="Method name.")], as_js
         return
     typer.echo(f"{name}: {_summary(method)}\n")
     print_columns(
-        [("OPTION", "TYPE", "DEFAULT", "ABOUT"), *([cell(value) for value in each.values()] for each in options)]
+        ("OPTION", "TYPE", "DEFAULT", "ABOUT"), [[cell(value) for value in option.values()] for option in options]
     )
 
 

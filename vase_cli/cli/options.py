@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vase_cli.cli._files import print_notes
+from vase_cli.cli.output import print_notes
 from vase_cli.config.catalog import Catalog
 from vase_cli.config.method_options import parse_option, share_out
 from vase_cli.config.resolve import RECIPE_KEYS

@@ -19,10 +19,9 @@ from vase_cli.cli._files import (
     flatten,
     load_each,
     origin_of,
-    print_columns,
-    print_notes,
     validate,
 )
+from vase_cli.cli.output import print_columns, print_notes
 from vase_cli.config.budget import resolve_budget
 from vase_cli.config.catalog import Catalog, CatalogFile
 from vase_cli.config.method_options import make_method
@@ -44,7 +43,7 @@ def list_recipes(as_json: AsJson = False, zoo: ZooFolder = None, recipes: Recipe
     rows = [("NAME", "MODEL", "METHOD", "BUDGET", "TASKS", "FILE")]
     for file, recipe in loaded:
         rows.append((recipe.name, recipe.model, recipe.method, _budget(recipe), cell(recipe.tasks), file.source))
-    print_columns(rows)
+    print_columns(rows[0], rows[1:])
 
 
 @app.command("show")
@@ -63,7 +62,7 @@ def show_recipe(
     rows = [("KEY", "VALUE", "FROM")]
     for key, value in flatten(recipe, skip=("name", "origins")).items():
         rows.append((key, cell(value), origin_of(recipe.origins, key)))
-    print_columns(rows)
+    print_columns(rows[0], rows[1:])
 
 
 @app.command("validate")

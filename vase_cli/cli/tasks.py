@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from vase_cli import plugins
+from vase_cli.cli.output import print_columns
 from vase_cli.tasks.base import Task, example_problem
 
 app = typer.Typer(help="List the benchmarks, or show one.", no_args_is_help=True)
@@ -25,9 +26,7 @@ def list_tasks(as_json: _AsJson = False) -> None:
     for task in tasks:
         groups = ", ".join(task.groups) or "-"
         rows.append((task.name, _count(task), task.grader, str(task.samples), groups, _source(task)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_columns(rows[0], rows[1:])
 
 
 @app.command("show")

@@ -19,10 +19,9 @@ from vase_cli.cli._files import (
     flatten,
     load_each,
     origin_of,
-    print_columns,
-    print_notes,
     validate,
 )
+from vase_cli.cli.output import print_columns, print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile
 from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelEntry
@@ -48,7 +47,7 @@ def list_entries(as_json: AsJson = False, zoo: ZooFolder = None) -> None:
         rows.append(
             (entry.name, parameters, shape[0], shape[1], shape[2], shape[3], entry.thinking.mode, weights, file.source)
         )
-    print_columns(rows)
+    print_columns(rows[0], rows[1:])
 
 
 @app.command("show")
@@ -75,7 +74,7 @@ def show_entry(
                 (f"thresholds.{fact}", cell(said), f"{entry.thresholds}:{facts.lines[fact]}")
                 for fact, said in facts.shown().items()
             ]
-    print_columns(rows)
+    print_columns(rows[0], rows[1:])
 
 
 @app.command("validate")

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vase_cli.evaluation.accuracy import PairedDifference, paired_difference
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from vase_cli.reports.numbers import number, percent, points
+from vase_cli.reports.tables import Table
 
 HEADINGS = ("method", "budget", "accuracy", "against full", "tokens", "cached", "loops", "truncated", "tokens/s")
 READING = (
@@ -34,40 +33,14 @@ class ComparedRun:
     records: Mapping[str, Mapping[str, Any]]
 
 
-def rows(runs: Sequence[ComparedRun]) -> dict[str, list[list[str]]]:
-    """Cells under :data:`HEADINGS` for each task, one row for each run in the order given."""
+def comparison_tables(runs: Sequence[ComparedRun]) -> list[Table]:
+    """A table for each task, one row for each run in the order given; how to read them is under the last."""
     full = next((run for run in runs if all(budget is None for budget in run.budgets.values())), None)
-    return {task: [_row(run, task, full) for run in runs] for task in runs[0].budgets}
-
-
-def comparison_lines(runs: Sequence[ComparedRun]) -> list[str]:
-    """The comparison as plain text, with how to read it last."""
-    lines = []
-    for task, cells in rows(runs).items():
-        table = [list(HEADINGS), *cells]
-        widths = [max(len(row[column]) for row in table) for column in range(len(HEADINGS))]
-        lines.append(task)
-        for first, *others in table:
-            aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-            lines.append("  ".join([first.ljust(widths[0]), *aligned]))
-    return [*lines, READING]
-
-
-def comparison_tables(runs: Sequence[ComparedRun]) -> "list[Table]":
-    """The comparison for a terminal, one table for each task."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    tables = []
-    for task, cells in rows(runs).items():
-        table = Table(title=Text(task), caption=Text(READING), caption_justify="left", box=SIMPLE_HEAD, padding=0)
-        for number, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="right" if number else "left", no_wrap=number < 4)
-        for row in cells:
-            table.add_row(*map(Text, row))
-        tables.append(table)
-    return tables
+    tasks = list(runs[0].budgets)
+    return [
+        Table(HEADINGS, [_row(run, task, full) for run in runs], task, [READING] if task == tasks[-1] else [], whole=4)
+        for task in tasks
+    ]
 
 
 def _row(run: ComparedRun, task: str, full: ComparedRun | None) -> list[str]:
@@ -75,12 +48,12 @@ def _row(run: ComparedRun, task: str, full: ComparedRun | None) -> list[str]:
     speed = run.summary["decode_tokens_per_s"]
     return [
         run.method,
-        "-" if budget is None else f"{budget:,}",
-        _with_error(metrics["accuracy"], metrics["standard_error"], sign=""),
+        number(budget),
+        points(metrics["accuracy"], metrics["standard_error"]),
         "-" if full is None or full is run else _against(run, full, task),
-        *("-" if metrics[key] is None else f"{metrics[key]:,.0f}" for key in _MEANS),
-        *("-" if metrics[key] is None else f"{100 * metrics[key]:.0f}%" for key in _SHARES),
-        "-" if speed is None else f"{speed:,.0f}",
+        *(number(metrics[key]) for key in _MEANS),
+        *(percent(metrics[key], 0) for key in _SHARES),
+        number(speed),
     ]
 
 
@@ -92,7 +65,7 @@ def _against(run: ComparedRun, full: ComparedRun, task: str) -> str:
     difference: PairedDifference = paired_difference(
         problem_scores(run.records, task), problem_scores(full.records, task)
     )
-    return _with_error(difference.difference, difference.standard_error, sign="+")
+    return points(difference.difference, difference.standard_error, "+")
 
 
 def problem_scores(records: Mapping[str, Mapping[str, Any]], task: str) -> dict[str, list[float]]:
@@ -102,9 +75,3 @@ def problem_scores(records: Mapping[str, Mapping[str, Any]], task: str) -> dict[
         if record["task"] == task:
             scores.setdefault(record["problem_id"], []).append(float(record["grade"] == "correct"))
     return scores
-
-
-def _with_error(value: float | None, error: float | None, *, sign: str) -> str:
-    if value is None:
-        return "-"
-    return f"{100 * value:{sign}.1f}" + ("" if error is None else f" ± {100 * error:.1f}")

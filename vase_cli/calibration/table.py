@@ -1,17 +1,22 @@
 """A calibration's figures as a table: one row for each layer, then what they say."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from vase_cli.calibration.value_statistics import LEVELS
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from vase_cli.reports.tables import Table
 
 HEADINGS = ("layer", "median range", "p99/p50", "max/p50", "heaviest", "threshold", "over it", "position 0")
 
 
-def rows(tensors: Mapping[str, Any]) -> list[list[str]]:
+def calibration_table(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Table:
+    """A row for each layer; the notes say what holds for the whole model, and how to read the table."""
+    return Table(HEADINGS, _rows(tensors), facts["name"], _notes(facts, tensors), left=0, whole=len(HEADINGS))
+
+
+def _rows(tensors: Mapping[str, Tensor]) -> list[list[str]]:
     """Cells under :data:`HEADINGS` for each layer: medians over its KV heads, and the heaviest head's max/p50."""
     medians = tensors["quantiles.rest"][0, :, :, LEVELS.index(0.5)]
     p99 = _ratio(tensors["quantiles.rest"][0, :, :, LEVELS.index(0.99)], medians)
@@ -35,7 +40,7 @@ def rows(tensors: Mapping[str, Any]) -> list[list[str]]:
     return cells
 
 
-def notes(facts: Mapping[str, Any], tensors: Mapping[str, Any]) -> list[str]:
+def _notes(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
     """What holds for the whole model, and how to read the table."""
     medians = tensors["quantiles.rest"][0, :, :, LEVELS.index(0.5)]
     tails = _ratio(tensors["max.rest"][0], medians)
@@ -60,33 +65,10 @@ def notes(facts: Mapping[str, Any], tensors: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def calibration_lines(facts: Mapping[str, Any], tensors: Mapping[str, Any]) -> list[str]:
-    """The table as plain text, with how to read it last."""
-    table = [list(HEADINGS), *rows(tensors)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(HEADINGS))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-    return [facts["name"], *lines, *notes(facts, tensors)]
-
-
-def calibration_table(facts: Mapping[str, Any], tensors: Mapping[str, Any]) -> "Table":
-    """The table for a terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    caption = Text("\n".join(notes(facts, tensors)))
-    table = Table(title=Text(facts["name"]), caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=0)
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows(tensors):
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _ratio(values: Any, medians: Any) -> Any:
+def _ratio(values: Tensor, medians: Tensor) -> Tensor:
     """``values / medians``, 0 where the median is."""
     return (values / medians).where(medians > 0, 0.0)
 
 
-def _median(values: Any) -> float:
+def _median(values: Tensor) -> float:
     return float(values.flatten().median())

@@ -10,7 +10,7 @@ from helpers.run_examples import a_record, a_run, a_task, measured, open_run
 
 from vase_cli.errors import ConfigError, DataError
 from vase_cli.evaluation.summary import summarize
-from vase_cli.reports.summary import summary_lines, summary_table
+from vase_cli.evaluation.summary_table import summary_table
 from vase_cli.runs.schema import METRICS, SUMMARY, check
 from vase_cli.runs.stored import load_run
 
@@ -139,8 +139,8 @@ def test_the_dense_cache_holds_the_longest_texts_one_for_each_slot() -> None:
 
 def test_a_cache_is_not_set_against_texts_that_are_not_there() -> None:
     summary = summarize([a_record(0), a_record(1)], a_run(), [a_session()])
-    assert summary["slots"] == 2 and "dense cache" in summary_lines(summary)[-1]
-    assert "dense cache" not in summary_lines({**summary, "slots": 3})[-1]
+    assert summary["slots"] == 2 and "dense cache" in summary_table(summary).lines()[-1]
+    assert "dense cache" not in summary_table({**summary, "slots": 3}).lines()[-1]
 
 
 def test_a_stored_run_gives_its_summary_again(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def full_summary(task: str = "gsm8k") -> dict[str, Any]:
 
 
 def test_plain_lines_hold_the_figures() -> None:
-    lines = summary_lines(full_summary())
+    lines = summary_table(full_summary()).lines()
     assert lines[0].startswith("qwen3-8b-vase-attnv-4x-")
     assert " ".join(lines[1].split()) == "task accuracy samples no answer truncated loops tokens cached cuts"
     assert " ".join(lines[2].split()) == "gsm8k 83.3% ± 8.3 12 8.3% 0.0% 0.0% 900 512 3.0"
@@ -187,7 +187,7 @@ def test_plain_lines_hold_the_figures() -> None:
 
 def test_one_task_has_no_overall_line_and_errors_are_said() -> None:
     records = [a_record(0, 0), a_record(0, 1, grade="error", finish_reason="error", error="NaN")]
-    lines = summary_lines(summarize(records, a_run(a_task(problems=1))))
+    lines = summary_table(summarize(records, a_run(a_task(problems=1)))).lines()
     assert " ".join(lines[2].split()) == "gsm8k 50.0% 2 0.0% 0.0% 0.0% 900 512 3.0"
     assert lines[3:] == ["gsm8k: pass@2 100.0%", "gsm8k: 50.0% of the samples failed; see their 'error'"]
 
@@ -196,7 +196,7 @@ def test_the_table_fits_80_columns_and_takes_names_as_they_are() -> None:
     from rich.console import Console
 
     console = Console(width=80, file=io.StringIO())
-    console.print(summary_table(full_summary(task="[red]m.jsonl")))
+    console.print(summary_table(full_summary(task="[red]m.jsonl")).rich())
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert any(line.startswith(" [red]m.jsonl ") and "83.3%" in line for line in text.splitlines())
