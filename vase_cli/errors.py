@@ -13,9 +13,10 @@ wrong, where, and what to do. Every other exception is a bug and keeps its trace
 """
 
 import contextlib
+import difflib
 import errno
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -73,3 +74,27 @@ def file_error(action: str, path: Path, error: OSError, kind: type[VaseError]) -
             f"cannot {action} {path}: the disk is full; free some space and run again, finished samples are kept"
         )
     return kind(f"cannot {action} {path}: {error.strerror or error}")
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The known name that a mistyped one most likely means."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), None)
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """``did you mean 'x'?``, or all the names there are."""
+    close = nearest(name, known)
+    return f"did you mean '{close}'?" if close else f"there are: {', '.join(sorted(known)) or 'none'}"
+
+
+def decode_text(content: bytes, where: str, kind: type[VaseError]) -> str:
+    """UTF-8 as text, without a byte-order mark at its start.
+
+    Raises:
+        VaseError: of ``kind``, naming the line of the first byte that is not UTF-8.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise kind(f"{where}:{line}: byte 0x{content[error.start]:02x} is not UTF-8; save the file as UTF-8") from None

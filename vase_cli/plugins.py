@@ -6,13 +6,12 @@ it. Each module defines one constant, named after its group (``METHOD``, ``TASK`
 ``vase.tasks``, ``vase.graders`` and ``vase.attention``, whose values name the same kind of object.
 """
 
-import difflib
 import importlib
 import pkgutil
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from vase_cli.errors import ConfigError
+from vase_cli.errors import ConfigError, did_you_mean
 
 _GROUPS = {
     "eviction": ("method", "METHOD"),
@@ -40,14 +39,7 @@ def load(group: str, name: str) -> Any:
     entry = _third_party(group).get(name)
     if entry is not None:
         return entry.load()
-    raise ConfigError(unknown(kind, name, names(group)))
-
-
-def unknown(kind: str, name: str, known: list[str]) -> str:
-    """The one line for a name that is not registered: the nearest match, or all there are."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known) or 'none'}"
-    return f"no {kind} '{name}'; {hint}"
+    raise ConfigError(f"no {kind} '{name}'; {did_you_mean(name, names(group))}")
 
 
 def _built_in(group: str) -> dict[str, str]:

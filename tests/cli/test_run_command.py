@@ -236,7 +236,7 @@ def test_a_failure_is_said_again_when_it_is_stored(
         (["--input", "other.jsonl"], "no such file: other.jsonl; did you mean "),
         (["--input", "."], ".: is a directory"),
         (["--input", "blank.txt"], "blank.txt holds no prompt: write one a line"),
-        (["--input", "latin.txt"], "latin.txt:2: not UTF-8: save it as UTF-8"),
+        (["--input", "latin.txt"], "latin.txt:2: byte 0xe9 is not UTF-8; save the file as UTF-8"),
         (["--input", "broken.jsonl"], "broken.jsonl:2: no field 'prompt' (or 'question' or 'problem'); mend"),
         (["--input", "text.jsonl"], "text.jsonl:1: invalid JSON at column 1"),
         (["hi" * 40, "--max-total-tokens", "60"], "the prompt has 83 tokens, which leaves nothing of the limit of 60"),
@@ -270,7 +270,7 @@ def test_bad_stdin_is_refused(vase: Shell, model: Path, monkeypatch: pytest.Monk
     for content, message in (
         (b"", "the prompt is empty"),
         (b"\n", "the prompt is empty"),
-        (b"caf\xe9", "stdin:1: not"),
+        (b"caf\xe9", "stdin:1: byte 0xe9 is not"),
     ):
         stdin(monkeypatch, content)
         assert message in vase.refused("run", *options(model))

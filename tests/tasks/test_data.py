@@ -274,7 +274,7 @@ def test_json_rows_are_named_by_line(tmp_path: Path, content: str, where: str, r
     ("content", "message"),
     [
         (b'[{"question": "a", "answer": 1},\n{"question', r"mine\.json:2: invalid JSON at column"),
-        (b'[{"question": "a", "answer": 1},\n{"question": "\xff"}]', r"mine\.json:2: bad UTF-8"),
+        (b'[{"question": "a", "answer": 1},\n{"question": "\xff"}]', r"mine\.json:2: byte 0xff is not UTF-8"),
         (b"[" * 200_000, r"mine\.json: invalid JSON"),
     ],
 )

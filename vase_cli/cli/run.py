@@ -9,7 +9,7 @@ import typer
 
 from vase_cli.cli import options
 from vase_cli.cli.evaluate import DEFAULT_RECIPE
-from vase_cli.errors import ConfigError, DataError, RunError
+from vase_cli.errors import ConfigError, DataError, RunError, decode_text
 
 _TASK = "prompts"
 
@@ -114,7 +114,7 @@ def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:
     if prompt is None:
         if sys.stdin.isatty():
             raise ConfigError("no prompt: give it as an argument, on stdin, or with --input FILE")
-        prompt = _decode(sys.stdin.buffer.read(), "stdin").removesuffix("\n").removesuffix("\r")
+        prompt = decode_text(sys.stdin.buffer.read(), "stdin", DataError).removesuffix("\n").removesuffix("\r")
     if not prompt.strip():
         raise ConfigError("the prompt is empty: write one")
     return [prompt]
@@ -142,16 +142,8 @@ def _read_file(path: Path) -> list[str]:
             raise DataError(missing_file(str(path), path)) from None
         except OSError as error:
             raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
-        lines = (line.removesuffix("\r") for line in _decode(content, str(path)).split("\n"))
+        lines = (line.removesuffix("\r") for line in decode_text(content, str(path), DataError).split("\n"))
         prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise DataError(f"{path} holds no prompt: write one a line")
     return prompts
-
-
-def _decode(content: bytes, where: str) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{where}:{line}: not UTF-8: save it as UTF-8") from error

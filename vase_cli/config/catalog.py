@@ -28,8 +28,7 @@ from vase_cli.config.schema import (
     Thinking,
     is_hub_id,
 )
-from vase_cli.config.yaml import did_you_mean
-from vase_cli.errors import ConfigError
+from vase_cli.errors import ConfigError, did_you_mean
 
 Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}

@@ -7,8 +7,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vase_cli import plugins
 from vase_cli.config.schema import COMMAND_LINE, Recipe
-from vase_cli.config.yaml import choice, did_you_mean, flag, number, parse_scalar, whole
-from vase_cli.errors import ConfigError
+from vase_cli.config.yaml import choice, flag, number, parse_scalar, whole
+from vase_cli.errors import ConfigError, did_you_mean
 
 
 def parse_option(written: str) -> tuple[str, int | float | bool | str]:

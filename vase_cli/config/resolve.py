@@ -21,20 +21,8 @@ from vase_cli.config.schema import (
     Thinking,
     is_hub_id,
 )
-from vase_cli.config.yaml import (
-    Fields,
-    Rule,
-    Scalar,
-    choice,
-    did_you_mean,
-    flag,
-    number,
-    read_mapping,
-    scalar,
-    text,
-    whole,
-)
-from vase_cli.errors import ConfigError
+from vase_cli.config.yaml import Fields, Rule, Scalar, choice, flag, number, read_mapping, scalar, text, whole
+from vase_cli.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 

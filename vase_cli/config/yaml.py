@@ -7,7 +7,6 @@ file: :class:`Plain` or quoted text; from the command line: a Python value) and 
 empty values are refused. Every error is a ``ConfigError`` of the form ``file:line: key: what; what to do``.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -17,7 +16,7 @@ from typing import TypeAlias, TypeVar
 
 import yaml
 
-from vase_cli.errors import ConfigError
+from vase_cli.errors import ConfigError, decode_text, did_you_mean
 
 T = TypeVar("T")
 Scalar: TypeAlias = int | float | bool | str
@@ -55,12 +54,6 @@ def parse_scalar(text: str) -> Scalar:
     if _FLOAT.fullmatch(text) and not re.match(r"[-+]?0[0-9]", text) and math.isfinite(float(text)):
         return float(text)
     return text
-
-
-def did_you_mean(name: str, known: Collection[str]) -> str:
-    """``did you mean 'x'?``, or all there are."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(sorted(known)) or 'none'}"
 
 
 class Fields:
@@ -169,13 +162,7 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise ConfigError(f"{path}:1: starts with a byte-order mark; save the file as UTF-8 without one")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
-        ) from None
+    return decode_text(data, str(path), ConfigError)
 
 
 def _line(mark: object) -> int:

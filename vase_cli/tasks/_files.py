@@ -1,7 +1,6 @@
 """Local problem files: where they are looked for, and their rows with the line each starts on."""
 
 import csv
-import difflib
 import io
 import json
 import os
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vase_cli import plugins
-from vase_cli.errors import DataError
+from vase_cli.errors import DataError, decode_text, nearest
 from vase_cli.tasks._rows import KNOWN_FIELDS, Row, field_key
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -54,8 +53,8 @@ def missing_file(origin: str, path: Path) -> str:
         beside = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix in SUFFIXES)
     except OSError:
         return f"no such file: {origin} (there is no folder {path.parent}); correct the path"
-    close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.5)
-    return f"no such file: {origin}; " + (f"did you mean '{path.parent / close[0]}'?" if close else "correct the path")
+    close = nearest(path.name, beside)
+    return f"no such file: {origin}; " + (f"did you mean '{path.parent / close}'?" if close else "correct the path")
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -108,12 +107,9 @@ def _json(path: Path, raw: bytes) -> Iterator[Row]:
         # Many JSON Lines files are called .json.
         yield from _json_lines(path, raw)
         return
+    text = decode_text(raw, str(path), DataError)
     try:
-        text = raw.decode("utf-8")
         json.loads(text)
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}:{line}: bad UTF-8") from error
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}: invalid JSON at column {error.colno}: {error.msg}") from error
     except (ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vase_cli import plugins
-from vase_cli.errors import ConfigError, DataError
+from vase_cli.errors import ConfigError, DataError, did_you_mean
 from vase_cli.tasks._files import SUFFIXES, find_data, missing_file, read_rows
 from vase_cli.tasks._hub import HubSource, read_hub
 from vase_cli.tasks._rows import Fields, Row, RowError, RowReader, read_answer, read_choice
@@ -202,7 +202,7 @@ def resolve_tasks(names: Sequence[str], grader: str | None = None) -> list[Task]
             members = [task for task in every if name in task.groups]
             if not members:
                 groups = {group for task in every for group in task.groups}
-                raise ConfigError(plugins.unknown("task", name, sorted({*registered, *groups})))
+                raise ConfigError(f"no task '{name}'; {did_you_mean(name, sorted({*registered, *groups}))}")
             for task in members:
                 found.setdefault(task.name, task)
     if grader is not None and all(task.path is None for task in found.values()):
@@ -225,7 +225,7 @@ def _file_task(name: str, grader: str | None) -> Task:
         own = f" (or run the task itself: {path.stem} --data {name})" if path.stem in plugins.names("tasks") else ""
         raise ConfigError(f"{name} needs --grader, one of: {', '.join(graders)}{own}")
     if grader not in graders:
-        raise ConfigError(plugins.unknown("grader", grader, graders))
+        raise ConfigError(f"no grader '{grader}'; {did_you_mean(grader, graders)}")
     choice = grader == "choice"
     return Task(
         name=re.sub(r"[^\w.-]+", "-", path.stem).strip("-.") or "problems",
