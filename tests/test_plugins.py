@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from helpers.engines import generate_with_lists, load_model, make_engine, make_requests, token_ids
+from helpers.plug_ins import installed_package
 
 from vase_cli import plugins
 from vase_cli.config.method_options import make_method
@@ -86,17 +87,11 @@ TAKEN = {"eviction": "snapkv", "tasks": "gsm8k", "graders": "math", "attention":
 
 
 @pytest.fixture
-def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A package that is installed in a folder of its own; returns the name of its module."""
-    info = tmp_path / "third_party_of_vase-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party-of-vase\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    (tmp_path / "third_party_of_vase.py").write_text(THIRD_PARTY)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "third_party_of_vase", raising=False)
-    yield "third_party_of_vase"
-    sys.modules.pop("third_party_of_vase", None)
+def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package that is installed in a folder of its own; the name of its module."""
+    name = "third_party_of_vase"
+    with installed_package(tmp_path, monkeypatch, name, {f"{name}.py": THIRD_PARTY}, ENTRY_POINTS):
+        yield name
 
 
 def run_python(code: str) -> dict[str, object]:
