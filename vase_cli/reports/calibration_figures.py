@@ -4,8 +4,8 @@ A ratio that does not exist, as its median is 0, is NaN in an array; letters: L 
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from vase_cli.reports.characters import visible
@@ -43,10 +43,9 @@ class Measured:
 
     def values(self, level: float | None, segment: str = "rest", metric: str = "range") -> "Array":
         """(L, H): a quantile of every head, or its maximum where the level is None."""
-        levels = [round(known, 6) for known in self.facts["levels"]]
-        name, place = ("max", ...) if level is None else ("quantiles", (..., levels.index(level)))
-        values: Array = self.numbers[f"{name}.{segment}"][self.facts["metrics"].index(metric)][place]
-        return values
+        name, levels = "max" if level is None else "quantiles", [round(known, 6) for known in self.facts["levels"]]
+        values: Array = self.numbers[f"{name}.{segment}"][self.facts["metrics"].index(metric)]
+        return values if level is None else values[..., levels.index(level)]
 
     def ratios(self, level: float | None, segment: str = "rest", metric: str = "range") -> "Array":
         """(L, H): a quantile or the maximum over the median of its head."""
@@ -105,9 +104,8 @@ def _tail_weight(measured: Measured) -> Picture:
     width = max(500, columns * (70 + layers * across))
     picture = Picture(width, rows * (heads * down + 62) + 66, "Heat map: " + "; ".join(grids))
     panels = picture.figure.subplots(rows, columns, squeeze=False).flatten()
+    edges, norm = [np.arange(count + 1) - 0.5 for count in (layers, heads)], LogNorm(1, measured.heat_top, clip=True)
     for axes, (title, grid) in zip(panels, grids.items(), strict=True):
-        edges = np.arange(layers + 1) - 0.5, np.arange(heads + 1) - 0.5
-        norm = LogNorm(1, measured.heat_top, clip=True)
         mesh = axes.pcolormesh(*edges, grid.T, cmap=heat_colours(), norm=norm, edgecolors=INK["paper"], linewidth=1)
         cells = [(layer, head, float(grid[layer, head])) for head in range(heads) for layer in range(layers)]
         picture.hint(mesh, [f"layer {layer}, KV head {head}: {short(ratio)}" for layer, head, ratio in cells])
@@ -115,18 +113,16 @@ def _tail_weight(measured: Measured) -> Picture:
             if 6.4 * len(short(ratio)) <= across - 4 and down >= 14:
                 ink = INK["muted" if ratio != ratio else heat_ink(measured.heat_step(ratio))]
                 axes.text(layer, head, short(ratio), color=ink, size=10, ha="center", va="center_baseline")
-        axes.set(title=title, xlabel="layer", ylabel="KV head")
-        axes.set_xticks(_labelled(layers, across, 26))
-        axes.set_yticks(_labelled(heads, down, 14))
-        axes.invert_yaxis()
+        axes.set(title=title, xlabel="layer", xticks=_labelled(layers, across, 26))
+        axes.set(ylabel="KV head", yticks=_labelled(heads, down, 14), ylim=(heads - 0.5, -0.5))
         axes.grid(visible=False)
     inner = LogLocator(subs=[1, 2, 5] if measured.heat_top < 500 else [1]).tick_values(1, measured.heat_top)
     ticks = [value for value in inner if 1 <= value < measured.heat_top / 1.2] + [measured.heat_top]
-    gaps = "; -: no value, the median is 0" if any(np.isnan(grid).any() for grid in grids.values()) else ""
     scale = picture.figure.colorbar(
         mesh, ax=[*panels], location="bottom", anchor=(0, 0), shrink=380 / width, aspect=30, ticks=ticks,
         format=lambda value, _: tick(value),
     )  # fmt: skip
+    gaps = "; -: no value, the median is 0" if any(np.isnan(grid).any() for grid in grids.values()) else ""
     scale.set_label("times the median of its head (log scale)" + gaps, loc="left")
     scale.minorticks_off()
     scale.outline.set_visible(False)
@@ -140,28 +136,23 @@ def _range_by_layer(measured: Measured) -> Picture:
     picture = Picture(WIDTH, 400, "Distribution of the value range in every layer, on a log scale")
     axes = picture.figure.subplots()
     p1, p50, p99, largest = (measured.values(level) for level in (0.01, 0.5, 0.99, None))
-    spans = p1.min(1), p50.min(1), p50.max(1), p99.max(1), largest.max(1)
-    texts = [
-        "layer {}: p1 {}, p50 {} to {}, p99 {}, largest {}".format(layer, *map(short, span))
-        for layer, span in enumerate(zip(*spans, strict=True))
-    ]
-    low, least, most, high, top = spans
-    slot, x = (WIDTH - 80) / len(p1), np.arange(len(p1))
+    spans = low, least, most, high, top = p1.min(1), p50.min(1), p50.max(1), p99.max(1), largest.max(1)
+    x, slot = np.arange(len(p1)), (WIDTH - 80) / len(p1)
     width = max(4.0, min(40.0, 0.66 * slot))
     middle, half = np.median(p50, axis=1), width / slot / 2
-    for artist in (
+    drawn = (
         axes.vlines(x, low, high, INK["blue-pale"], linewidth=width, label="p1 to p99, widest of its heads"),
         axes.vlines(x, least, most, INK["blue-middle"], linewidth=width, label="p50 of its heads, lowest to highest"),
         axes.hlines(middle, x - half, x + half, INK["ink"], linewidth=1.5, label="their median"),
-        axes.scatter(
-            x, top, min(8, width) ** 2, INK["orange"], linewidth=0, zorder=3, label="largest value of any head"
-        ),
-    ):
+        axes.scatter(x, top, min(7, width) ** 2, INK["orange"], zorder=3, label="largest value of any head"),
+    )
+    said = "layer {}: p1 {}, p50 {} to {}, p99 {}, largest {}"
+    texts = [said.format(layer, *map(short, span)) for layer, span in enumerate(zip(*spans, strict=True))]
+    for artist in drawn:
         picture.hint(artist, texts)
     log_scale(axes, np.concatenate(spans), 300)
-    axes.set(xlim=(-0.5, len(x) - 0.5), xlabel="layer", ylabel="value range (log scale)")
-    axes.set_xticks(_labelled(len(x), slot, 26))
-    axes.grid(visible=False, axis="x")
+    axes.set(xlim=(-0.5, len(x) - 0.5), xticks=_labelled(len(x), slot, 26))
+    axes.set(xlabel="layer", ylabel="value range (log scale)")
     picture.legend(axes)
     return picture
 
@@ -171,60 +162,57 @@ def _first_positions(measured: Measured) -> Picture:
     picture = Picture(680, 330, "Range at the first positions, as a multiple of the median of its head")
     axes = picture.figure.subplots()
     found = measured.first_ratios()
-    spans = [(str(at), min(each), statistics.median(each), max(each)) for at, each in enumerate(found) if each]
-    low, high = (present(measured.ratios(level)) for level in (0.01, 0.99))
-    spans += [("rest", statistics.median(low), 1.0, statistics.median(high))] if low and high else []
+    spans = {str(at): (min(ratios), median(ratios), max(ratios)) for at, ratios in enumerate(found) if ratios}
+    if low := present(measured.ratios(0.01)):
+        spans["rest"] = median(low), 1.0, median(present(measured.ratios(0.99)))
     names = [*map(str, range(len(found))), "rest"]
-    texts = ["{0}: median over heads {2}, from {1} to {3}".format(name, *map(short, span)) for name, *span in spans]
-    x = [names.index(name) for name, *_ in spans]
-    _, least, middle, most = zip(*spans, strict=True) if spans else ((),) * 4
+    x = [names.index(name) for name in spans]
+    least, middle, most = zip(*spans.values(), strict=True) if spans else ((), (), ())
     axes.hlines(1.0, -0.5, len(found), INK["orange"], linewidth=1.5, zorder=1, label="median of the rest")
     bars = axes.vlines(x, least, most, INK["blue-pale"], linewidth=20, label="lowest to highest head")
-    dots = axes.scatter(x, middle, 81, INK["blue"], linewidth=0, zorder=3, label="median over heads")
-    picture.hint(bars, texts)
-    picture.hint(dots, texts)
+    dots = axes.scatter(x, middle, 64, INK["blue"], zorder=3, label="median over heads")
+    said = "{0}: median over heads {2}, from {1} to {3}"
+    for artist in (bars, dots):
+        picture.hint(artist, [said.format(name, *map(short, span)) for name, span in spans.items()])
     for at, value in zip(x, middle, strict=True):
         _note(axes, (at, value), short(value), "ink", away=12)
     for at in set(range(len(names))) - set(x):
         axes.text(at, 0.5, "-", transform=axes.get_xaxis_transform(), color=INK["muted"], ha="center")
     log_scale(axes, [1.0, *least, *middle, *most], 240)
-    axes.set(xlim=(-0.5, len(names) - 0.5), xlabel="position in the text", ylabel="range / median (log scale)")
     axes.set_xticks(range(len(names)), names)
-    axes.grid(visible=False, axis="x")
+    axes.set(xlim=(-0.5, len(found) + 0.5), xlabel="position in the text", ylabel="range / median (log scale)")
     picture.legend(axes)
     return picture
 
 
 def _thought(measured: Measured) -> Picture:
     """The range along one text, one panel for each head, its outlier tokens marked."""
+    import numpy as np
+
     example, ranges = measured.facts["example"], measured.numbers["example.range"]
-    tokens, prompt, medians = example["tokens"], example["prompt_tokens"], example["medians"]
+    tokens, prompt, medians = example["tokens"], example["prompt_tokens"], np.array(example["medians"])
+    # A head whose median is 0 keeps its own measure, and then each its own axis.
+    units, together = np.where(medians > 0, medians, 1.0), bool((medians > 0).all())
+    heights, limits = ranges / units[:, None], np.array(example["thresholds"]) / units
     picture = Picture(WIDTH, 80 + 160 * len(ranges), "Range along one text")
-    together = min(medians) > 0  # else a head keeps its own measure, and each its own axis
     panels = picture.figure.subplots(len(ranges), sharex=True, sharey=together, squeeze=False).flatten()
-    units = [p50 if p50 > 0 else 1.0 for p50 in medians]
-    heights = [(values / unit).tolist() for values, unit in zip(ranges, units, strict=True)]
-    limits = [threshold / unit for threshold, unit in zip(example["thresholds"], units, strict=True)]
     for axes, (layer, head), p50, values, limit in zip(panels, example["heads"], medians, heights, limits, strict=True):
         axes.set_title(f"layer {layer}, KV head {head}: {'range / median' if p50 > 0 else 'range (its median is 0)'}")
-        axes.plot(values, color=INK["blue"], linewidth=1, label="range of each token")
-        axes.axhline(limit, color=INK["ink"], linewidth=1, label="threshold")
+        axes.plot(values, color=INK["blue"], label="range of each token")
+        axes.axhline(limit, color=INK["ink"], label="threshold")
         _note(axes, (1, limit), f"threshold\n{short(limit)}", "ink", within=axes.get_yaxis_transform())
-        marked = [at for at, value in enumerate(values) if value > limit]
-        tops = [values[at] for at in marked]
-        dots = axes.scatter(marked, tops, 27, INK["orange"], linewidth=0, zorder=3, label="token over the threshold")
-        picture.hint(dots, [f"position {at}, token {visible(tokens[at])}: {short(values[at])}" for at in marked])
-        if p50 > 0 and max(tops, default=0.0) >= HEAVY_RATIO:
-            at = values.index(max(tops))
-            named, away = f"“{drawable(tokens[at])[:20]}” {short(values[at])}", 7 if at < 0.8 * len(tokens) else -7
-            _note(axes, (at, values[at]), named, "orange", away=away)
+        over = np.flatnonzero(values > limit)
+        dots = axes.scatter(over, values[over], 20, INK["orange"], zorder=3, label="token over the threshold")
+        picture.hint(dots, [f"position {at}, token {visible(tokens[at])}: {short(values[at])}" for at in over])
+        peak = int(values.argmax())
+        if p50 > 0 and len(over) and values[peak] >= HEAVY_RATIO:
+            away = 7 if peak < 0.8 * len(tokens) else -7
+            named = f"“{drawable(tokens[peak])[:20]}” {short(values[peak])}"
+            _note(axes, (peak, values[peak]), named, "orange", away=away)
         if 0 < prompt < len(tokens):
             axes.axvline(prompt - 0.5, color=INK["axis"], linewidth=1.5, label="start of the completion")
-        axes.grid(visible=False, axis="x")
     for axes, values, limit in zip(panels, heights, limits, strict=True):
-        log_scale(
-            axes, [*(value for each in heights for value in each), *limits] if together else [*values, limit], 110
-        )
+        log_scale(axes, np.append(heights, limits) if together else np.append(values, limit), 110)
     edge = max(0.5, 0.01 * len(tokens))
     axes.set(xlim=(-edge, len(tokens) - 1 + edge), xlabel="position in the text")
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
@@ -253,13 +241,13 @@ def _validation(runs: Sequence[Mapping[str, Any]]) -> Picture:
             said, ink = ("reference", "muted") if reference else (points(value, error, sign), "ink")
             _note(axes, (1, row), said, ink, within=axes.get_yaxis_transform())
         axes.set_title(title, color=INK[colour])
-        axes.grid(visible=False, axis="y")
+        axes.grid(axis="both")
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         signs = {True: sign, False: ""}
         axes.xaxis.set_major_formatter(lambda share, _, signs=signs: f"{100 * share:{signs[abs(share) > 1e-9]}.3g}%")
     left.set(xlim=(-0.03, 1.03), ylim=(len(runs) - 0.5, -0.5), xlabel="accuracy")
     left.set_yticks(range(len(runs)), [drawable(run["label"]) for run in runs], color=INK["ink"])
-    right.axvline(0.0, color=INK["ink"], linewidth=1)
+    right.axvline(0.0, color=INK["ink"])
     right.set_xlabel("accuracy - that of full, same problems")
     return picture
 

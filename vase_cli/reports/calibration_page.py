@@ -39,6 +39,7 @@ def calibration_page(facts: Record, numbers: Record, validation: Record | None) 
     rule, _, at = facts["rule"].partition(":")
     values = _tables(measured, validation) | {
         "facts": facts, "validation": validation, "summary": _summary(measured), "marks": _marks(measured),
+        "sampling": ", ".join(f"{name} {value:g}" for name, value in facts["sampling"].items()),
         "rule": _RULES.get(rule, "the threshold of every head").format(at), "heat_step": measured.heat_step,
         "heavy": f"{HEAVY_RATIO:g}", "light": f"{LIGHT_RATIO:g}",
     }  # fmt: skip

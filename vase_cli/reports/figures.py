@@ -38,10 +38,12 @@ _FONT = "DejaVu Sans"
 _STYLE = {
     "font.family": _FONT, "font.size": 11.5, "text.color": INK["ink"], "text.parse_math": False,
     "axes.titlesize": 12.5, "axes.titlelocation": "left", "axes.titlepad": 8, "axes.labelcolor": INK["muted"],
-    "axes.labelpad": 6, "axes.axisbelow": True, "axes.grid": True, "grid.color": INK["grid"], "grid.linewidth": 1,
-    "xtick.color": INK["muted"], "xtick.major.size": 0, "xtick.major.pad": 6, "lines.solid_capstyle": "butt",
-    "ytick.color": INK["muted"], "ytick.major.size": 0, "ytick.major.pad": 6, "legend.frameon": False,
-    "legend.labelcolor": INK["muted"], "legend.handlelength": 1, "legend.handleheight": 1, "legend.columnspacing": 1.6,
+    "axes.labelpad": 6, "axes.axisbelow": True, "axes.grid": True, "axes.grid.axis": "y",
+    "grid.color": INK["grid"], "grid.linewidth": 1, "lines.linewidth": 1, "lines.solid_capstyle": "butt",
+    "xtick.color": INK["muted"], "xtick.major.size": 0, "xtick.major.pad": 6,
+    "ytick.color": INK["muted"], "ytick.major.size": 0, "ytick.major.pad": 6,
+    "legend.frameon": False, "legend.labelcolor": INK["muted"], "legend.columnspacing": 1.6,
+    "legend.handlelength": 1, "legend.handleheight": 1,
     "figure.constrained_layout.w_pad": 0.11, "figure.constrained_layout.h_pad": 0.08,
     "svg.fonttype": "none", "svg.hashsalt": "vase", "pdf.fonttype": 42,
 } | {f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")}  # fmt: skip
