@@ -13,11 +13,8 @@ from vase_cli.reports.pages import page
 PAGE_FILE = "calibration.html"
 PICTURE_FILES = tuple(f"{name}.png" for name in figures.PICTURES)
 _SEGMENTS = {
-    "first": "first 8 positions",
-    "prompt": "prompt",
-    "completion": "completion",
-    "rest": "prompt + completion",
-}
+    "first": "first 8 positions", "prompt": "prompt", "completion": "completion", "rest": "prompt + completion",
+}  # fmt: skip
 _RULES = {
     "quantile": "a token is an outlier where its range is over this quantile ({}) of its head",
     "mad": "a token is an outlier where its range is over the median plus {} median absolute deviations",
@@ -82,15 +79,10 @@ def _tables(measured: Measured, validation: Record | None) -> dict[str, Any]:
             cells = [*(median(values) if values else None for values in found), max(found[-1], default=None)]
             segments.append([metric, name, number(facts["counts"][segment]), *map(short, cells)])
     tokens = [
-        [
-            found,
-            found["token_id"],
-            number(found["entries"]),
-            percent(found["share_of_outliers"]),
-            percent(found["share_of_text"]),
-        ]
+        [found, found["token_id"], number(found["entries"]),
+         percent(found["share_of_outliers"]), percent(found["share_of_text"])]
         for found in facts["outlier_tokens"]
-    ]
+    ]  # fmt: skip
     outliers = [
         [found, found["segment"], found["problem"], f"{found['layer']}, {found['head']}", short(found["range"]),
          short(found["ratio"]), f"{found['position']:,} of {found['text_tokens']:,}", percent(found["share"])]

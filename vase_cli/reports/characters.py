@@ -10,8 +10,8 @@ def visible(text: str) -> str:
 
 def _visible_character(character: str) -> str:
     code = ord(character)
-    if code < 0x20:
-        return {"\n": "↵", "\t": "⇥"}.get(character, chr(0x2400 + code))
+    if code < 0x20 or code == 0x7F:
+        return {"\n": "↵", "\t": "⇥", "\x7f": "␡"}.get(character, chr(0x2400 + code))
     # Control, format, surrogate, unassigned, and separators of lines.
     unseen = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Cn", "Zl", "Zp")
-    return "␡" if code == 0x7F else f"\\u{{{code:x}}}" if unseen else character
+    return f"\\u{{{code:x}}}" if unseen else character

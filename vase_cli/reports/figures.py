@@ -111,11 +111,7 @@ def log_scale(axes: "Axes", values: Iterable[float], pixels: float) -> None:
 
 
 class Picture:
-    """A figure; made, drawn on and saved within :func:`style`.
-
-    Attributes:
-        title: what it shows, for those who cannot see it.
-    """
+    """A figure, made and drawn on within :func:`style`; its title says what it shows to those who cannot see it."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
         from matplotlib.figure import Figure
