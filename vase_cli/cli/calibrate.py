@@ -14,7 +14,7 @@ from vase_cli.cli import options
 from vase_cli.cli.output import print_table
 from vase_cli.config.catalog import BUILT_IN, Catalog, user_folder
 from vase_cli.config.schema import ModelEntry, Recipe
-from vase_cli.errors import ConfigError
+from vase_cli.errors import ConfigError, RunError, file_error
 
 if TYPE_CHECKING:
     from vase_cli.calibration.calibrate import Calibration
@@ -118,7 +118,7 @@ def calibrate(
             measured, own, dataclasses.replace(entry, thresholds=str(thresholds)), assembly, named[0], data
         )
     _print(measured, runs, as_json=as_json)
-    written = [entry_path, thresholds, *_page(measured.path)]
+    written = [entry_path, thresholds, *write_page(measured.path)]
     for line in (f"calibration folder: {measured.path}", *(f"written: {path}" for path in written)):
         typer.echo(line, err=True)
     if entry.source is None:
@@ -147,11 +147,29 @@ def _validate(
     return runs
 
 
-def _page(folder: Path) -> list[Path]:
-    """The page and its pictures."""
-    from vase_cli.reports.calibration_page import write_page
+def write_page(folder: Path) -> list[Path]:
+    """Write the page of a calibration folder and its pictures into it; a picture without data is removed.
 
-    return write_page(folder)
+    Returns:
+        The files, the page first.
+
+    Raises:
+        VaseError: a file of the folder is missing or broken, or one cannot be written.
+    """
+    from vase_cli.calibration.folder import read_calibration, write_file
+    from vase_cli.reports.calibration_page import PICTURE_FILES, calibration_page
+
+    facts, tensors, validated = read_calibration(folder)
+    numbers = {name: tensor.tolist() for name, tensor in tensors.items()}
+    contents = calibration_page(facts, numbers, validated)
+    for name in set(PICTURE_FILES) - set(contents):
+        try:
+            (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise file_error("remove", folder / name, error, RunError) from error
+    for name, content in contents.items():
+        write_file(folder / name, content)
+    return [folder / name for name in contents]
 
 
 def _print(measured: "Calibration", runs: "Sequence[ComparedRun]", *, as_json: bool) -> None:

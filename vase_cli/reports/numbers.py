@@ -1,5 +1,7 @@
 """Numbers as people read them; "-" is a number that is not there."""
 
+import math
+
 from vase_cli.device import readable_bytes
 
 
@@ -28,3 +30,22 @@ def points(share: float | None, error: float | None, sign: str = "", unit: str =
 def size(size_bytes: int | None) -> str:
     """A number of bytes: "1.5 GiB"."""
     return "-" if size_bytes is None else readable_bytes(size_bytes)
+
+
+def short(value: float | None) -> str:
+    """A number of two or three digits for a narrow place: "0.40", "12", "4,321", "2.5e-6"."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if value == 0:
+        return "0"
+    if not 0.001 <= abs(value) < 99_999.5:
+        digits, exponent = f"{value:.1e}".split("e")
+        return f"{digits.removesuffix('.0')}e{int(exponent)}"
+    decimals = max(0, 1 - math.floor(math.log10(abs(value)))) if abs(value) < 99.5 else 0
+    return f"{value:,.{decimals}f}"
+
+
+def tick(value: float) -> str:
+    """A round number as short as it gets, for an axis: "0.5", "2,000", "2e-5"."""
+    text = short(value)
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
