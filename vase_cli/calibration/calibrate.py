@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import vase_cli
-from vase_cli.calibration.folder import FACTS_FILE, FORMAT, NUMBERS_FILE, CalibrationState, write_document, write_file
+from vase_cli.calibration.folder import FACTS_FILE, FORMAT, NUMBERS_FILE, CalibrationState
 from vase_cli.calibration.thresholds import facts_of, fit, share_over, write_thresholds
 from vase_cli.calibration.tokens import examine
 from vase_cli.calibration.value_statistics import LEVELS, METRICS, ValueStatistics
@@ -40,6 +40,7 @@ from vase_cli.evaluation.evaluate import (
 )
 from vase_cli.models.describe import weights_digest
 from vase_cli.randomness import stream_key
+from vase_cli.runs.files import write_document, write_file
 from vase_cli.runs.folder import config_hash, held, now, run_name
 from vase_cli.tensor_files import tensor_bytes
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vase_cli.calibration.folder import FORMAT, VALIDATION_FILE, write_document
+from vase_cli.calibration.folder import FORMAT, VALIDATION_FILE
 from vase_cli.config.schema import ModelEntry, Recipe
 from vase_cli.engine.assembly import Assembly
 from vase_cli.errors import ConfigError
 from vase_cli.evaluation.accuracy import paired_difference
 from vase_cli.evaluation.comparison import ComparedRun, problem_scores
 from vase_cli.evaluation.evaluate import Progress, TaskPart, evaluate, prepare
+from vase_cli.runs.files import write_document
 from vase_cli.runs.folder import now
 from vase_cli.tasks.base import Task
 

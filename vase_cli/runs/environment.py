@@ -16,16 +16,11 @@ _CHECKOUT = Path(vase_cli.__file__).resolve().parent.parent
 
 
 def environment(gpus: Sequence[str] = ()) -> dict[str, Any]:
-    """The keys ``vase_version``, ``versions``, ``git`` and ``hardware`` of run.json.
-
-    Args:
-        gpus: names of the GPUs, which only the caller can know.
-    """
+    """The keys ``vase_version``, ``versions``, ``git`` and ``hardware`` of run.json, with the names of the GPUs."""
     import psutil
 
-    process = psutil.Process()
-    # The cores this process may use may be fewer than the machine has; macOS does not limit them.
-    cores = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else psutil.cpu_count() or 1
+    process = psutil.Process()  # which may use fewer cores than the machine has, but on macOS
+    cores = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else psutil.cpu_count()
     ram_bytes = psutil.virtual_memory().total
     return {
         "vase_version": vase_cli.__version__,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from vase_cli.errors import DataError, VaseError, file_error
+from vase_cli.errors import DataError, RunError, VaseError, file_error
 from vase_cli.runs.schema import Record, fault
 
 R = TypeVar("R", bound=Record)
@@ -25,11 +25,7 @@ def file_access(action: str, path: Path, kind: type[VaseError]) -> Iterator[None
 
 
 def read_document(path: Path, version: int, otherwise: str) -> dict[str, Any]:
-    """A .json file that states the version of its format.
-
-    Raises:
-        DataError: it cannot be read, is not a JSON object, or is of another version: restore it, or ``otherwise``.
-    """
+    """A .json file that states the version of its format; DataError says to restore it, or what to do otherwise."""
     try:
         with file_access("read", path, DataError):
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -52,22 +48,24 @@ def read_lines(path: Path, kind: type[R], way_out: str) -> Iterator[tuple[bytes,
     """
     with file_access("read", path, DataError), contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            record = _parse(line, kind)
-            if isinstance(record, str) or (record is None and file.read(1)):
-                raise DataError(f"{path}:{number}: {record or 'not a JSON object'}; {way_out}")
-            yield line, record
+            try:
+                value = json.loads(line.decode("utf-8"))
+            except (ValueError, RecursionError):
+                value = None
+            if isinstance(value, dict):
+                yield line, checked(value, kind, f"{path}:{number}", way_out)
+            elif file.read(1):
+                raise DataError(f"{path}:{number}: not a JSON object; {way_out}")
+            else:
+                yield line, None
 
 
-def _parse(line: bytes, kind: type[R]) -> R | str | None:
-    """A record, or what is wrong with it; None for what is not a JSON object."""
+def checked(value: dict[str, Any], kind: type[R], where: str, way_out: str) -> R:
+    """A JSON object as a record; DataError says what is wrong with it, where, and the way out."""
     try:
-        value = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return None
-    try:
-        return kind.model_validate(value) if isinstance(value, dict) else None
+        return kind.model_validate(value)
     except ValidationError as error:
-        return fault(error)
+        raise DataError(f"{where}: {fault(error)}; {way_out}") from error
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:
@@ -78,16 +76,21 @@ def line_of(record: Mapping[str, Any]) -> bytes:
         return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
-def document(value: Mapping[str, Any]) -> bytes:
-    """A .json file, indented for reading; NaN and infinity raise ValueError."""
-    return json.dumps(value, indent=2, allow_nan=False).encode() + b"\n"
+def write_document(path: Path, value: Mapping[str, Any], kind: type[VaseError] = RunError) -> None:
+    """Write a .json file, indented for reading, as :func:`write_file` does; NaN and infinity raise ValueError."""
+    write_file(path, json.dumps(value, indent=2, allow_nan=False).encode() + b"\n", kind)
+
+
+def write_file(path: Path, content: bytes, kind: type[VaseError] = RunError, *, durable: bool = True) -> None:
+    """Write a file as :func:`write_atomically` does; a VaseError of ``kind`` if the folder is gone or takes none."""
+    with file_access("write", path, kind):
+        write_atomically(path, content, durable=durable)
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Replace a file in one step: a reader, or a kill, finds the old or the new one, whole.
 
-    Args:
-        durable: wait for the disk, so that a power failure leaves a whole one too.
+    ``durable``: wait for the disk, so that a power failure leaves a whole one too.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:

@@ -27,18 +27,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from pydantic import ValidationError
-
-from vase_cli.errors import ConfigError, DataError, RunError, VaseError, file_error
-from vase_cli.runs.files import document, file_access, line_of, read_document, read_lines, write_atomically
-from vase_cli.runs.schema import FORMAT, Run, Sample, Session, Summary, fault
+from vase_cli.errors import ConfigError, RunError, VaseError, file_error
+from vase_cli.runs.files import checked, file_access, line_of, read_document, read_lines, write_document, write_file
+from vase_cli.runs.schema import FORMAT, Run, Sample, Session, Summary
 
 RUN_FILE, SUMMARY_FILE = "run.json", "summary.json"
 COMPLETIONS_FILE, SESSIONS_FILE = "completions.jsonl", "sessions.jsonl"
-_AFRESH = "move the folder away and start the run again"
 _LONGEST_NAME = 150  # bytes; file systems allow 255
 
 
@@ -62,13 +58,11 @@ class StoredRun:
             DataError: a file in it is broken, other than a cut last line.
         """
         require_run_folder(path)
-        self.path = path
-        self.notes: list[str] = []
+        self.path, self.notes = path, list[str]()
         self.samples: dict[str, Sample] = {}
-        try:
-            self.run = Run.model_validate(read_document(path / RUN_FILE, FORMAT, _AFRESH))
-        except ValidationError as error:
-            raise DataError(f"{path / RUN_FILE}: {fault(error)}; restore it, or {_AFRESH}") from error
+        afresh = "move the folder away and start the run again"
+        run = read_document(path / RUN_FILE, FORMAT, afresh)
+        self.run = checked(run, Run, str(path / RUN_FILE), f"restore it, or {afresh}")
         self.sessions = read_sessions(path)
         completions = path / COMPLETIONS_FILE
         self._whole_bytes, last, repeated = 0, b"\n", 0
@@ -93,11 +87,7 @@ class RunFolder(StoredRun):
     """
 
     def __init__(self, path: Path, run: Run | None = None) -> None:
-        """Make the folder, run.json first, or open it again.
-
-        Args:
-            path: the folder; its name is the run's.
-            run: what it must be of; None opens a folder to work on what it holds, such as grading it again.
+        """Make the folder of a run, run.json first, or open it again; without ``run`` one that is there.
 
         Raises:
             ConfigError: another process holds the folder, it is not a run's, or of another config or other problems,
@@ -117,7 +107,10 @@ class RunFolder(StoredRun):
         with contextlib.ExitStack() as lock:
             lock.enter_context(held(path))
             if run is not None and not (path / RUN_FILE).exists():
-                _begin(path, run)
+                if (path / COMPLETIONS_FILE).exists():
+                    what = f"has {COMPLETIONS_FILE} but no {RUN_FILE}"
+                    raise ConfigError(f"{path} {what}; restore it, or move the folder away")
+                write_document(path / RUN_FILE, run.model_dump(), ConfigError)
             super().__init__(path)
             self._earlier_sessions = len(self.sessions)
             if run is not None and (difference := _difference(self.run, run)):
@@ -150,14 +143,10 @@ class RunFolder(StoredRun):
         self.samples[sample.id] = sample
 
     def replace_completions(self, samples: Iterable[Sample]) -> Path | None:
-        """Replace every sample, as grading again does, in one step; the file as it was is kept.
-
-        Args:
-            samples: one for each stored sample, with the same ids.
+        """Replace every sample by the one of its id, as grading again does, in one step.
 
         Returns:
-            The file that keeps the old samples (completions.jsonl.1, then .2, ...), or None if nothing
-            changed and nothing was written.
+            The file that keeps the old samples (completions.jsonl.1, then .2, ...); None if nothing changed.
         """
         new = {sample.id: sample for sample in samples}
         if new.keys() != self.samples.keys():
@@ -174,25 +163,21 @@ class RunFolder(StoredRun):
                 os.link(path, backup)
             except OSError:  # a file system without hard links
                 shutil.copy2(path, backup)
-            write_atomically(path, b"".join(line_of(dict(sample)) for sample in new.values()))
+        write_file(path, b"".join(line_of(dict(sample)) for sample in new.values()))
         self.samples = new
         return backup
 
     def record_session(self, measured: Mapping[str, Any]) -> None:
         """Write what this process has measured so far as its line of sessions.jsonl, in place of its last one.
 
-        Called every few samples, so that a kill loses little. The summary's speed and memory come from these lines.
-
-        Args:
-            measured: the keys of a session without host, pid, started_at, updated_at, closed and wall_s.
+        Called every few samples, so that a kill loses little; who measured it and when is added.
         """
         own: dict[str, Any] = {"host": socket.gethostname(), "pid": self._process, "started_at": self._started_at}
         self._write_session(Session(**own, **self._so_far(closed=False), **measured), durable=False)
 
     def write_summary(self, summary: Summary) -> None:
         """Write summary.json in one step."""
-        with file_access("write", self.path / SUMMARY_FILE, RunError):
-            write_atomically(self.path / SUMMARY_FILE, document(summary.model_dump()))
+        write_document(self.path / SUMMARY_FILE, summary.model_dump())
 
     def close(self) -> None:
         """Wait for the disk, mark the session closed and let the folder go; a second call does nothing."""
@@ -207,9 +192,7 @@ class RunFolder(StoredRun):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A full disk fails twice: the first message is the one to show.
         with contextlib.suppress(VaseError) if kind is not None else contextlib.nullcontext():
             self.close()
@@ -219,9 +202,8 @@ class RunFolder(StoredRun):
         path = self.path / COMPLETIONS_FILE
         with file_access("write", path, ConfigError):
             if path.exists() and (self._missing_newline or path.stat().st_size != self._whole_bytes):
-                with path.open("r+b") as file:
-                    file.truncate(self._whole_bytes)
-                    file.seek(0, os.SEEK_END)
+                os.truncate(path, self._whole_bytes)
+                with path.open("ab") as file:
                     file.write(self._missing_newline)
                     file.flush()
                     os.fsync(file.fileno())
@@ -231,9 +213,8 @@ class RunFolder(StoredRun):
 
     def _write_session(self, session: Session, *, durable: bool) -> None:
         self.sessions[self._earlier_sessions :] = [session]
-        with file_access("write", self.path / SESSIONS_FILE, RunError):
-            lines = b"".join(line_of(dict(session)) for session in self.sessions)
-            write_atomically(self.path / SESSIONS_FILE, lines, durable=durable)
+        lines = b"".join(line_of(dict(session)) for session in self.sessions)
+        write_file(self.path / SESSIONS_FILE, lines, durable=durable)
 
     def _close_completions(self) -> None:
         if self._completions is not None:
@@ -258,14 +239,6 @@ def read_sessions(path: Path) -> list[Session]:
     """The whole lines of a folder's sessions.jsonl, if there is one; DataError names a broken one."""
     lines = read_lines(path / SESSIONS_FILE, Session, "delete the line")
     return [session for _, session in lines if session is not None]
-
-
-def _begin(path: Path, run: Run) -> None:
-    """Write run.json into a folder that has none."""
-    if (path / COMPLETIONS_FILE).exists():
-        raise ConfigError(f"{path} has {COMPLETIONS_FILE} but no {RUN_FILE}; restore it, or move the folder away")
-    with file_access("write", path / RUN_FILE, ConfigError):
-        write_atomically(path / RUN_FILE, document(run.model_dump()))
 
 
 def _difference(stored: Run, run: Run) -> str:

@@ -1,7 +1,4 @@
-"""Every key of a run folder's files: its type, unit and meaning.
-
-The models check what is written and read, and describe themselves for ``vase eval --schema``.
-"""
+"""Every key of a run folder's files: the records check what is written and read, and describe themselves."""
 
 import json
 from typing import Any, Literal, dataclass_transform
