@@ -547,6 +547,30 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path, monkeypatch: Any) -> Non
     assert message(error).endswith(".lock: Read-only file system")
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: Any, number: int) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(ConfigError) as error:
+        open_run(tmp_path)
+    assert message(error) == f"cannot lock {tmp_path / a_run().name / '.lock'}: {os.strerror(number)}"
+
+
+def test_whoever_holds_the_folder_is_told_as_far_as_it_is_known(tmp_path: Path) -> None:
+    with open_run(tmp_path) as folder:
+        lock = folder.path / ".lock"
+        assert lock.read_text() == f"process {os.getpid()} on {os.uname().nodename}"
+        for _ in range(2):  # to be refused changes nothing
+            with pytest.raises(ConfigError, match=f"is in use by process {os.getpid()} on "):
+                RunFolder(folder.path)
+        lock.write_text("")
+        with pytest.raises(ConfigError, match="is in use by another process; wait until it ends, or stop it"):
+            RunFolder(folder.path)
+    assert lock.read_text() == ""
+
+
 def test_a_folder_deleted_during_the_run_is_noticed(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
         folder.append(a_sample(0))

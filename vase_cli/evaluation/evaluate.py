@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vase_cli import plugins
 from vase_cli.engine.assembly import Assembly, Part, add_stats, measured
@@ -24,7 +24,7 @@ from vase_cli.models.describe import weights_digest
 from vase_cli.models.tokenizer import Prompt
 from vase_cli.runs.environment import environment
 from vase_cli.runs.folder import RUN_FILE, RunFolder, config_hash, now, read_sessions, run_name
-from vase_cli.runs.schema import FORMAT, Run, RunTask, Sample, Session, Summary
+from vase_cli.runs.schema import FORMAT, Run, RunTask, Sample, Summary
 from vase_cli.tasks.base import Problem, ProblemSet, Task
 
 _SAMPLES_BETWEEN_SESSION_WRITES = 8
@@ -73,21 +73,15 @@ class TaskPart:
 def prepare(
     assembly: Assembly, tasks: Sequence[Task], *, data: Path | None = None, skip_bad_rows: bool = False
 ) -> list[TaskPart]:
-    """Load the problems and resolve budgets and limits; no weight is read.
-
-    Raises:
-        ConfigError, DataError: one line.
-    """
-    recipe = assembly.recipe
-    parts = []
+    """Load the problems and resolve budgets and limits; what cannot work is refused before a weight is read."""
+    recipe, parts = assembly.recipe, []
     for task in tasks:
         part = assembly.part(task.name, max_new_tokens=task.max_new_tokens, max_total_tokens=task.max_total_tokens)
         problems = task.problems(data=data, seed=recipe.seed, limit=recipe.limit, skip_bad_rows=skip_bad_rows)
-        # A gold answer that no completion could match is refused before anything is generated for it.
         with plugins.load("graders", task.grader)() as grader:
             for problem in problems.problems:
                 try:
-                    grader.check_gold(problem.answer)
+                    grader.check_gold(problem.answer)  # no completion could match some
                 except DataError as error:
                     raise DataError(f"{problems.source}: problem {problem.id} of {task.name}: {error}") from error
         parts.append(TaskPart(task, problems, recipe.samples or task.samples, part))
@@ -108,11 +102,9 @@ def evaluate(
     On Ctrl-C and on an error what was finished is stored, and the summary says that it is of a part.
 
     Args:
-        assembly: recipe and model.
         parts: from :func:`prepare`; a task without a grader is not graded.
         root: the folder of all runs; None stores nothing.
         command: the command line, for the record.
-        progress: told what happens.
         raw: give prompts to the model as they are, without its chat template.
 
     Raises:
@@ -124,23 +116,21 @@ def evaluate(
         {problem.id: encode_prompt(assembly, problem.prompt, raw=raw) for problem in task_part.problems.problems}
         for task_part in parts
     ]
-    longest = [longest_prompt(task_part, of_task) for task_part, of_task in zip(parts, prompts, strict=True)]
+    longest = list(map(longest_prompt, parts, prompts))
     needed = [(task_part.part, tokens) for task_part, tokens in zip(parts, longest, strict=True)]
     plan = assembly.plan(needed, sum(task_part.planned for task_part in parts), _slots(assembly, path))
     if path is None or not path.exists():
         assembly.load()  # weights that cannot be loaded leave no folder behind
-    with contextlib.nullcontext(_Unstored(run)) if path is None else RunFolder(path, run) as store:
-        for line in (*assembly.notes, *_budget_lines(parts), *store.notes, plan.sentence()):
+    with contextlib.nullcontext() if path is None else RunFolder(path, run) as folder:
+        for line in (*assembly.notes, *_budget_lines(parts), *(folder.notes if folder else ()), plan.sentence()):
             progress.note(line)
-        session = _Session(assembly, store, plan.slots, planned_steps(parts, longest, plan.slots))
+        session = _Session(assembly, run, folder, plan.slots, planned_steps(parts, longest, plan.slots))
         try:
             for task_part, of_task, tokens in zip(parts, prompts, longest, strict=True):
                 _evaluate_task(session, task_part, of_task, tokens, progress)
         finally:
-            session.write()
-            summary = summarize(store.samples.values(), store.run, store.sessions)
-            store.write_summary(summary)
-    return FinishedRun(path, summary, store.samples)
+            summary = session.finish()
+    return FinishedRun(path, summary, session.samples)
 
 
 def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequence[str], *, raw: bool) -> Run:
@@ -220,34 +210,16 @@ def _problems_digest(problems: ProblemSet) -> str:
     return config_hash({"problems": rows})[:16]
 
 
-class _Unstored:
-    """In place of a run's folder where nothing is stored."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.samples: dict[str, Sample] = {}
-        self.sessions: list[Session] = []
-        self.notes: list[str] = []
-
-    def append(self, sample: Sample) -> None:
-        self.samples[sample.id] = sample
-
-    def record_session(self, measured: Mapping[str, Any]) -> None:
-        pass
-
-    def write_summary(self, summary: Summary) -> None:
-        pass
-
-
 class _Session:
-    """What this process measures of a run: its line of sessions.jsonl."""
+    """What this process does for a run: the samples it stores, and the figures of its engines."""
 
-    def __init__(self, assembly: Assembly, store: RunFolder | _Unstored, slots: int, planned_steps: int) -> None:
-        self.assembly, self.store, self.slots = assembly, store, slots
-        self._planned_steps = planned_steps
+    def __init__(self, assembly: Assembly, run: Run, folder: RunFolder | None, slots: int, planned_steps: int) -> None:
+        self.assembly, self.slots = assembly, slots
+        self.samples = {} if folder is None else folder.samples
+        self._run, self._folder, self._planned_steps = run, folder, planned_steps
         self._stats: list[EngineStats] = []
         self._caches: list[CacheShape] = []
-        self._samples = 0
+        self._finished = 0
         assembly.reset_peak()
 
     def engine(self, part: Part, longest_prompt_tokens: int, progress: Progress) -> Engine:
@@ -258,31 +230,40 @@ class _Session:
         engine = self.assembly.engine(part, slots=self.slots, longest_prompt_tokens=longest_prompt_tokens)
         self._stats.append(engine.stats)
         self._caches.append(engine.cache.shape)
-        self.write()
+        self._write()
         return engine
 
     def append(self, sample: Sample) -> None:
         """Store a sample, and now and then what was measured."""
-        self.store.append(sample)
-        self._samples += 1
-        if self._samples % _SAMPLES_BETWEEN_SESSION_WRITES == 1:
-            self.write()
+        if self._folder is not None:
+            self._folder.append(sample)
+        self.samples[sample.id] = sample
+        self._finished += 1
+        if self._finished % _SAMPLES_BETWEEN_SESSION_WRITES == 1:
+            self._write()
 
-    def write(self) -> None:
-        """Store what was measured, if anything was computed."""
-        if self._stats:
+    def finish(self) -> Summary:
+        """Store what was measured, and the summary of all samples."""
+        self._write()
+        if self._folder is None:
+            return summarize(self.samples.values(), self._run)
+        summary = summarize(self.samples.values(), self._folder.run, self._folder.sessions)
+        self._folder.write_summary(summary)
+        return summary
+
+    def _write(self) -> None:
+        if self._folder is not None and self._stats:
             stats = reduce(add_stats, self._stats, EngineStats())
             cache = max(self._caches, key=lambda shape: shape.bytes)
-            self.store.record_session(
-                measured(self.assembly, stats, slots=self.slots, samples=self._samples, cache=cache)
-            )
+            figures = measured(self.assembly, stats, slots=self.slots, samples=self._finished, cache=cache)
+            self._folder.record_session(figures)
 
 
 def _evaluate_task(
     session: _Session, task_part: TaskPart, prompts: Mapping[str, Prompt], longest: int, progress: Progress
 ) -> None:
-    task, stored = task_part.task, session.store.samples
-    missing = [(request, problem) for request, problem in requests_of(task_part, prompts) if request.id not in stored]
+    task, requests = task_part.task, requests_of(task_part, prompts)
+    missing = [(request, problem) for request, problem in requests if request.id not in session.samples]
     problems = {request.id: problem for request, problem in missing}
     engine = session.engine(task_part.part, longest, progress) if missing else None
     progress.start(task.name, task_part.planned - len(missing), task_part.planned, engine)
