@@ -421,13 +421,15 @@ def test_a_forked_worker_that_outlives_a_killed_run_does_not_hold_the_folder(tmp
 
 def test_a_worker_that_closes_its_copy_does_not_let_the_folder_go(tmp_path: Path) -> None:
     code = """
-        import os, sys
+        import gc, os, sys
         from pathlib import Path
         from helpers.run_examples import a_sample, open_run
         folder = open_run(Path(sys.argv[1]))
         worker = os.fork()
         if worker == 0:
             folder.close()
+            del folder
+            gc.collect()
             os._exit(0)
         _, status = os.waitpid(worker, 0)
         assert status == 0
