@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.cli_examples import (
@@ -20,9 +19,10 @@ from helpers.cli_examples import (
     read_jsonl,
     write_rows,
 )
-from helpers.run_examples import a_record, a_run, a_task, open_run
+from helpers.run_examples import a_run, a_sample, a_task, open_run
 
 from vase_cli.runs.folder import RunFolder
+from vase_cli.runs.schema import Sample
 
 RUNS = Path("runs")
 
@@ -32,21 +32,21 @@ def vase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return open_shell(tmp_path, monkeypatch, capsys)
 
 
-def stored_run(*records: dict[str, Any]) -> Path:
+def stored_run(*samples: Sample) -> Path:
     """A run folder with these records; tasks gsm8k (number, last_number) and aime (integer)."""
     run = a_run(a_task(problems=4, samples=1), a_task("aime", problems=1, samples=1, grader="integer", fallbacks=[]))
     with open_run(RUNS, run) as folder:
-        for record in records:
-            folder.append(record)
+        for sample in samples:
+            folder.append(sample)
     return folder.path
 
 
 WRONGLY_GRADED = [
-    a_record(0, text="\\boxed{5}", grade="wrong", extracted="50", rule="boxed"),
-    a_record(1, text="\\boxed{6}", grade="wrong", extracted="6", rule="boxed"),
-    a_record(2, text="so it is 5", grade="no_answer", extracted=None, rule=""),
-    a_record(3, text="", grade="error", finish_reason="error", error="layer 3 is not finite", extracted=None, rule=""),
-    a_record(0, task="aime", text="<think>\\boxed{5}", grade="correct", thought_open=False),
+    a_sample(0, text="\\boxed{5}", grade="wrong", extracted="50", rule="boxed"),
+    a_sample(1, text="\\boxed{6}", grade="wrong", extracted="6", rule="boxed"),
+    a_sample(2, text="so it is 5", grade="no_answer", extracted=None, rule=""),
+    a_sample(3, text="", grade="error", finish_reason="error", error="layer 3 is not finite", extracted=None, rule=""),
+    a_sample(0, task="aime", text="<think>\\boxed{5}", grade="correct", thought_open=False),
 ]
 
 
@@ -66,7 +66,9 @@ def test_changed_grades_keep_the_old_ones_beside(vase: Shell) -> None:
         ("no_answer", None, ""),
     ]
     kept = ("id", "text", "gold", "seed", "completion_tokens", "latency_s", "finish_reason")
-    assert [[new[key] for key in kept] for new in records] == [[old[key] for key in kept] for old in WRONGLY_GRADED]
+    assert [[new[key] for key in kept] for new in records] == [
+        [getattr(old, key) for key in kept] for old in WRONGLY_GRADED
+    ]
     assert records[3]["error"] == "layer 3 is not finite"
     summary = json.loads(line)
     assert summary == json.loads((folder / "summary.json").read_text())
@@ -120,7 +122,7 @@ def test_what_is_not_a_graded_run_is_refused(vase: Shell, model_folder: Callable
 def test_a_folder_in_use_is_refused_and_untouched(vase: Shell) -> None:
     folder = stored_run(*WRONGLY_GRADED)
     before = (folder / "completions.jsonl").read_bytes()
-    with RunFolder.existing(folder):
+    with RunFolder(folder):
         assert "is in use by process" in vase.refused("grade", folder)
     assert (folder / "completions.jsonl").read_bytes() == before
 
@@ -128,7 +130,7 @@ def test_a_folder_in_use_is_refused_and_untouched(vase: Shell) -> None:
 def test_a_grader_that_is_gone_is_refused(vase: Shell) -> None:
     run = a_run(a_task(grader="chemistry"))
     with open_run(RUNS, run) as folder:
-        folder.append(a_record())
+        folder.append(a_sample())
     assert "no grader 'chemistry'" in vase.refused("grade", folder.path)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from helpers.cli_examples import Shell, open_shell, terminal
+from helpers.run_examples import a_sample
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from vase_cli.cli import streaming
@@ -138,7 +139,7 @@ def show(
                 output.tokens([(SimpleNamespace(id="a"), number)])  # type: ignore[list-item]
             time.sleep(pause_s)
             os.write(sys.stdout.fileno(), PAUSE.encode())
-            output.sample({"id": "a", "error": None, "text": "".join(pieces)})
+            output.sample(a_sample(id="a", text="".join(pieces)))
     return written[0]
 
 

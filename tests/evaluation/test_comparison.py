@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from helpers.cli_examples import SMALL, Shell, open_shell, problem_rows, read_jsonl, write_rows
+from helpers.run_examples import a_run, a_sample, a_task
 
 from vase_cli.evaluation.comparison import READING, ComparedRun, comparison_tables
+from vase_cli.evaluation.summary import summarize
 
 MakeModel = Callable[..., Path]
 
@@ -22,20 +24,19 @@ def vase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def compared(method: str, budget: int | None, right: list[bool], **metrics: Any) -> ComparedRun:
-    accuracy = sum(right) / len(right)
-    records = {
-        f"t/{index}/0": {"task": "t", "problem_id": str(index), "grade": "correct" if one else "wrong"}
-        for index, one in enumerate(right)
-    }
+    """A run of task t whose figures are written down, whatever its samples say."""
+    samples = [a_sample(index, task="t", grade="correct" if one else "wrong") for index, one in enumerate(right)]
+    summary = summarize(samples, a_run(a_task("t", problems=len(right), samples=1)))
     values = {
-        "accuracy": accuracy,
         "standard_error": 0.25,
         "mean_completion_tokens": 1234.4,
         "mean_cached_tokens": 99.6,
         "loop_share": 0.5,
         "truncated_share": 0.0,
     }
-    return ComparedRun(method, {"t": budget}, {"tasks": {"t": values | metrics}, "decode_tokens_per_s": 10.4}, records)
+    figures = summary.tasks["t"].model_copy(update=values | metrics)
+    summary = summary.model_copy(update={"tasks": {"t": figures}, "decode_tokens_per_s": 10.4})
+    return ComparedRun(method, {"t": budget}, summary, {sample.id: sample for sample in samples})
 
 
 def test_rows_by_hand() -> None:

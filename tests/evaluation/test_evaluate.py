@@ -19,7 +19,7 @@ from vase_cli.evaluation.summary_table import summary_table
 from vase_cli.models.compiled import CompiledForward
 from vase_cli.models.tokenizer import ChatTokenizer
 from vase_cli.runs.folder import RunFolder
-from vase_cli.runs.schema import COMPLETION, METRICS, RUN, RUN_TASK, SCHEMA, SESSION, SUMMARY, Key, check
+from vase_cli.runs.schema import SCHEMA, Metrics, Record, Run, RunTask, Sample, Session, Summary, described
 
 RUNS = Path("runs")
 
@@ -59,15 +59,15 @@ def document(folder: Path, name: str) -> Any:
 
 def without_timing(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Records sorted by id, less what differs between two runs of the same tokens."""
-    timing = {key.name for key in COMPLETION if key.timing}
+    timing = {key["name"] for key in described(Sample) if key["timing"]}
     assert timing == {"latency_s"}
     kept = [{name: value for name, value in record.items() if name not in timing} for record in records]
     return sorted(kept, key=lambda record: record["id"])
 
 
-def require(keys: tuple[Key, ...], value: dict[str, Any]) -> None:
-    assert check(keys, value) == ""
-    assert list(value) == [key.name for key in keys]
+def require(kind: type[Record], value: dict[str, Any]) -> None:
+    assert kind(**value).model_dump() == value
+    assert list(value) == list(kind.model_fields)
 
 
 # --- records and summary ------------------------------------------------------------------------------------
@@ -80,17 +80,17 @@ def test_every_file_has_exactly_the_keys_of_the_schema(vase: Shell, model: Path)
         [".lock", "run.json", "completions.jsonl", "sessions.jsonl", "summary.json"]
     )
     run, summary = document(folder, "run.json"), document(folder, "summary.json")
-    require(RUN, run)
+    require(Run, run)
     for task in run["tasks"]:
-        require(RUN_TASK, task)
+        require(RunTask, task)
     records, (session,) = read_jsonl(folder / "completions.jsonl"), read_jsonl(folder / "sessions.jsonl")
     assert len(records) == 6
     for record in records:
-        require(COMPLETION, record)
-    assert check(SESSION, session) == ""
-    require(SUMMARY, summary)
+        require(Sample, record)
+    require(Session, session)
+    require(Summary, summary)
     for metrics in (summary["overall"], *summary["tasks"].values()):
-        require(METRICS, metrics)
+        require(Metrics, metrics)
 
 
 def test_running_out_of_memory_is_said_and_loses_nothing(
@@ -241,7 +241,7 @@ def test_run_json_says_where_every_value_came_from(vase: Shell, model: Path) -> 
 def test_stdout_holds_the_table_and_nothing_else(vase: Shell, model: Path) -> None:
     outcome = vase(*mine(model))
     folder = only_run(RUNS)
-    assert outcome.lines() == "\n".join(summary_table(document(folder, "summary.json")).lines()).splitlines()
+    assert outcome.lines() == "\n".join(summary_table(Summary(**document(folder, "summary.json"))).lines()).splitlines()
     assert not re.search("[\x1b\r]", outcome.out + outcome.err)
     assert f"run folder: {folder}" in outcome.err.splitlines()
     assert any("cache of 3 slots" in line for line in outcome.err.splitlines())
@@ -251,10 +251,10 @@ def test_schema_is_printed_as_text_and_json(vase: Shell) -> None:
     text = "\n".join(vase("eval", "--schema").lines())
     keys = json.loads("\n".join(vase("eval", "--schema", "--json").lines()))
     assert list(keys) == list(SCHEMA)
-    for title, listed in SCHEMA.items():
+    for title, record in SCHEMA.items():
         assert title in text
-        assert [key["name"] for key in keys[title]] == [key.name for key in listed]
-        assert all(key.meaning in text for key in listed)
+        assert keys[title] == described(record)
+        assert all(key["meaning"] in text for key in keys[title])
     assert not RUNS.exists()
 
 
@@ -341,7 +341,7 @@ def test_a_folder_in_use_is_refused(vase: Shell, model: Path) -> None:
     vase(*mine(model)).lines()
     folder = only_run(RUNS)
     cut_off(folder, 3)
-    with RunFolder.existing(folder):
+    with RunFolder(folder):
         refusal = vase.refused(*mine(model))
     assert re.search(r"is in use by process \d+ on .*; wait until it ends, or stop it", refusal)
     assert len(read_jsonl(folder / "completions.jsonl")) == 3
@@ -370,10 +370,10 @@ def test_the_slots_are_on_disk_before_the_first_sample(
 ) -> None:
     append, seen = RunFolder.append, []
 
-    def append_and_look(self: RunFolder, record: dict[str, Any]) -> None:
-        if not self.completed():
+    def append_and_look(self: RunFolder, sample: Sample) -> None:
+        if not self.samples:
             seen.extend(read_jsonl(self.path / "sessions.jsonl"))
-        append(self, record)
+        append(self, sample)
 
     monkeypatch.setattr(RunFolder, "append", append_and_look)
     vase(*mine(model)).lines()
@@ -426,9 +426,9 @@ def test_a_failed_write_ends_the_run_and_keeps_what_is_whole(
 ) -> None:
     append = RunFolder.append
 
-    def append_three(self: RunFolder, record: dict[str, Any]) -> None:
-        append(self, record)
-        if len(self.completed()) == 3:
+    def append_three(self: RunFolder, sample: Sample) -> None:
+        append(self, sample)
+        if len(self.samples) == 3:
             shutil.copytree(self.path, "kept")
             shutil.rmtree(self.path)
 

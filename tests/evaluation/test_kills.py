@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from helpers.cli_examples import clean_environment, only_run, problem_rows, read_jsonl, write_rows
 
-from vase_cli.runs.schema import COMPLETION
+from vase_cli.runs.schema import Sample, described
 
 SAMPLES = 60
 
@@ -104,7 +104,7 @@ def wait_until(reached: Callable[[], bool]) -> None:
 
 
 def without_timing(out: str) -> list[dict[str, Any]]:
-    timing = {key.name for key in COMPLETION if key.timing}
+    timing = {key["name"] for key in described(Sample) if key["timing"]}
     records = read_jsonl(only_run(Path(out)) / "completions.jsonl")
     assert timing and len(records) == SAMPLES
     return sorted(

@@ -1,12 +1,13 @@
-"""A run.json and records for the tests of run folders and reports."""
+"""A run.json and samples for the tests of run folders and reports."""
 
 from pathlib import Path
 from typing import Any
 
 from vase_cli.runs.folder import RunFolder, config_hash, run_name
+from vase_cli.runs.schema import Run, RunTask, Sample
 
 
-def a_task(name: str = "gsm8k", *, problems: int = 3, samples: int = 2, **changes: Any) -> dict[str, Any]:
+def a_task(name: str = "gsm8k", *, problems: int = 3, samples: int = 2, **changes: Any) -> RunTask:
     task = {
         "name": name,
         "version": 1,
@@ -17,10 +18,10 @@ def a_task(name: str = "gsm8k", *, problems: int = 3, samples: int = 2, **change
         "fallbacks": ["last_number"],
         "skipped_rows": [],
     }
-    return {**task, **changes}
+    return RunTask(**{**task, **changes})
 
 
-def a_run(*tasks: dict[str, Any], config: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+def a_run(*tasks: RunTask, config: dict[str, Any] | None = None, **changes: Any) -> Run:
     config = config or {"method": "vase-attnv", "budget": "4x", "temperature": 0.6}
     run = {
         "format": 1,
@@ -39,10 +40,11 @@ def a_run(*tasks: dict[str, Any], config: dict[str, Any] | None = None, **change
         "started_at": "2026-01-02T03:04:05+00:00",
         "command": ["vase", "eval"],
     }
-    return {**run, **changes}
+    return Run(**{**run, **changes})
 
 
 def a_record(problem: int | str = 0, sample: int = 0, *, task: str = "gsm8k", **changes: Any) -> dict[str, Any]:
+    """What a line of completions.jsonl holds."""
     record = {
         "id": f"{task}/{problem}/{sample}",
         "task": task,
@@ -69,6 +71,10 @@ def a_record(problem: int | str = 0, sample: int = 0, *, task: str = "gsm8k", **
     return {**record, **changes}
 
 
+def a_sample(problem: int | str = 0, sample: int = 0, *, task: str = "gsm8k", **changes: Any) -> Sample:
+    return Sample(**a_record(problem, sample, task=task, **changes))
+
+
 def measured(**changes: Any) -> dict[str, Any]:
     """What a process measures of its session."""
     session = {
@@ -87,6 +93,6 @@ def measured(**changes: Any) -> dict[str, Any]:
     return {**session, **changes}
 
 
-def open_run(root: Path, run: dict[str, Any] | None = None) -> RunFolder:
+def open_run(root: Path, run: Run | None = None) -> RunFolder:
     run = run or a_run()
-    return RunFolder.open(root, run["name"], run)
+    return RunFolder(root / run.name, run)

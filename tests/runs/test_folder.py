@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.run_examples import a_record, a_run, a_task, measured, open_run
+from helpers.run_examples import a_record, a_run, a_sample, a_task, measured, open_run
 
 from vase_cli.errors import ConfigError, DataError, RunError, VaseError
 from vase_cli.evaluation.summary import summarize
 from vase_cli.runs import files as run_files
-from vase_cli.runs.folder import RunFolder, config_hash, run_name
-from vase_cli.runs.stored import load_run
+from vase_cli.runs.folder import RunFolder, StoredRun, config_hash, run_name
+from vase_cli.runs.schema import Run, RunTask, Sample, Summary
 
 TESTS = Path(__file__).parents[1]
 
@@ -92,39 +92,37 @@ def test_names_are_safe_to_be_a_folder() -> None:
 def test_run_json_is_there_before_anything_else_is_done(tmp_path: Path) -> None:
     run = a_run()
     with open_run(tmp_path, run) as folder:
-        assert json.loads((folder.path / "run.json").read_text()) == run
-        assert not folder.resumed
+        assert json.loads((folder.path / "run.json").read_text()) == run.model_dump()
         assert sorted(path.name for path in folder.path.iterdir()) == [".lock", "run.json"]
 
 
 def test_a_resumed_run_has_what_was_finished_and_keeps_its_first_run_json(tmp_path: Path) -> None:
-    records = [a_record(problem) for problem in range(3)]
+    records = [a_sample(problem) for problem in range(3)]
     with open_run(tmp_path) as folder:
         for record in records:
             folder.append(record)
     first = (folder.path / "run.json").read_bytes()
     with open_run(tmp_path, a_run(started_at="2027-01-01T00:00:00+00:00")) as folder:
-        assert folder.resumed
-        assert list(folder.completed().values()) == records
-        folder.append(a_record(3))
+        assert list(folder.samples.values()) == records
+        folder.append(a_sample(3))
     assert (folder.path / "run.json").read_bytes() == first
-    assert list(load_run(folder.path).records) == [f"gsm8k/{n}/0" for n in range(4)]
+    assert list(StoredRun(folder.path).samples) == [f"gsm8k/{n}/0" for n in range(4)]
 
 
 def test_another_config_is_another_folder(tmp_path: Path) -> None:
     with open_run(tmp_path) as one, open_run(tmp_path, a_run(config={"method": "full"})) as two:
         assert one.path != two.path
-        assert not two.resumed
+        assert two.samples == {}
 
 
 def test_another_config_under_the_same_name_is_refused(tmp_path: Path) -> None:
     run, other = a_run(), a_run(config={"method": "full"})
     with open_run(tmp_path, run) as folder:
-        folder.append(a_record())
+        folder.append(a_sample())
     before = lines(folder)
     with pytest.raises(ConfigError) as error:
-        RunFolder.open(tmp_path, run["name"], other)
-    assert f"({run['config_hash'][:8]}, this one is {other['config_hash'][:8]})" in message(error)
+        RunFolder(folder.path, other)
+    assert f"({run.config_hash[:8]}, this one is {other.config_hash[:8]})" in message(error)
     assert lines(folder) == before
 
 
@@ -136,7 +134,7 @@ def test_another_config_under_the_same_name_is_refused(tmp_path: Path) -> None:
         ([a_task(), a_task("aime24")], "other tasks"),
     ],
 )
-def test_a_run_whose_problems_changed_is_refused(tmp_path: Path, tasks: list[dict[str, Any]], words: str) -> None:
+def test_a_run_whose_problems_changed_is_refused(tmp_path: Path, tasks: list[RunTask], words: str) -> None:
     open_run(tmp_path).close()
     with pytest.raises(ConfigError) as error:
         open_run(tmp_path, a_run(*tasks))
@@ -159,8 +157,8 @@ def test_other_versions_on_resuming_are_said(tmp_path: Path) -> None:
         (b"\xff\xfe", "not valid JSON"),
         (b"[]", "not a JSON object"),
         (b'{"format": 1}', "missing: name, config"),
-        (json.dumps(a_run(format=2)).encode(), "has format 2; this version of vase reads format 1"),
-        (json.dumps(a_run({"name": "gsm8k"})).encode(), "missing: version"),
+        (json.dumps(a_run(format=2).model_dump()).encode(), "has format 2; this version of vase reads format 1"),
+        (json.dumps({**a_run().model_dump(), "tasks": [{"name": "gsm8k"}]}).encode(), "missing: tasks.0.version"),
     ],
 )
 def test_a_broken_run_json_is_one_line_and_stays(tmp_path: Path, content: bytes, words: str) -> None:
@@ -169,8 +167,8 @@ def test_a_broken_run_json_is_one_line_and_stays(tmp_path: Path, content: bytes,
     path.write_bytes(content)
     attempts: list[Callable[[], object]] = [
         lambda: open_run(tmp_path),
-        lambda: RunFolder.existing(folder.path),
-        lambda: load_run(folder.path),
+        lambda: RunFolder(folder.path),
+        lambda: StoredRun(folder.path),
     ]
     for attempt in attempts:
         with pytest.raises(DataError) as error:
@@ -181,29 +179,29 @@ def test_a_broken_run_json_is_one_line_and_stays(tmp_path: Path, content: bytes,
 
 def test_a_folder_with_completions_but_no_run_json_is_refused(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record())
+        folder.append(a_sample())
     (folder.path / "run.json").unlink()
-    for attempt in (lambda: open_run(tmp_path), lambda: RunFolder.existing(folder.path), lambda: load_run(folder.path)):
+    for attempt in (lambda: open_run(tmp_path), lambda: RunFolder(folder.path), lambda: StoredRun(folder.path)):
         with pytest.raises(ConfigError, match=r"no run\.json"):
             attempt()
     with pytest.raises(ConfigError, match="no run folder at"):
-        RunFolder.existing(tmp_path / "nothing")
+        RunFolder(tmp_path / "nothing")
 
 
 def test_a_symlink_and_an_odd_name_are_the_same_folder(tmp_path: Path) -> None:
     root = tmp_path / "läufe [1] %s\n{x}"
     with open_run(root) as folder:
-        folder.append(a_record())
+        folder.append(a_sample())
     (tmp_path / "link").symlink_to(root, target_is_directory=True)
     with open_run(tmp_path / "link") as folder:
-        assert list(folder.completed()) == ["gsm8k/0/0"]
+        assert list(folder.samples) == ["gsm8k/0/0"]
 
 
 def test_run_json_must_be_as_documented(tmp_path: Path) -> None:
-    run = a_run()
+    run = a_run().model_dump()
     for wrong in ({**run, "surplus": 1}, {**run, "config_hash": "0" * 64}, {**run, "tasks": [{"name": "gsm8k"}]}):
         with pytest.raises(ValueError, match=r"surplus|config_hash|missing"):
-            open_run(tmp_path, wrong)
+            open_run(tmp_path, Run(**wrong))
     assert not list(tmp_path.iterdir())
 
 
@@ -221,75 +219,80 @@ def test_run_json_must_be_as_documented(tmp_path: Path) -> None:
         a_record(latency_s=float("nan")),
     ],
 )
-def test_a_record_that_is_not_as_documented_is_a_bug_and_not_written(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_a_sample_that_is_not_as_documented_cannot_be_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        Sample(**wrong)
+
+
+def test_what_json_lacks_is_a_bug_and_not_written(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record(1))
-        with pytest.raises(ValueError, match=r"completions\.jsonl|JSON compliant"):
-            folder.append(wrong)
+        folder.append(a_sample(1))
+        with pytest.raises(ValueError, match="JSON compliant"):
+            folder.append(a_sample(2, metadata={"share": float("nan")}))
         assert len(lines(folder)) == 1
 
 
 def test_the_same_sample_twice_is_a_bug(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record())
+        folder.append(a_sample())
         with pytest.raises(ValueError, match="stored already"):
-            folder.append(a_record())
+            folder.append(a_sample())
 
 
 @pytest.mark.parametrize("text", ["a\u2028b\u0085c\r\nd\x00e\x1f", "half \ud83d of a pair", "🙂" * 50_000])
 def test_any_text_is_one_line_and_comes_back(tmp_path: Path, text: str) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record(text=text))
-        folder.append(a_record(1))
+        folder.append(a_sample(text=text))
+        folder.append(a_sample(1))
     assert (folder.path / "completions.jsonl").read_bytes().count(b"\n") == 2
-    assert load_run(folder.path).records["gsm8k/0/0"]["text"] == text
+    assert StoredRun(folder.path).samples["gsm8k/0/0"].text == text
 
 
 def test_a_record_is_in_the_file_when_append_returns(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record())
+        folder.append(a_sample())
         assert json.loads(lines(folder)[0]) == a_record()
-        assert list(load_run(folder.path).records) == ["gsm8k/0/0"]  # a run in use can be read
+        assert list(StoredRun(folder.path).samples) == ["gsm8k/0/0"]  # a run in use can be read
 
 
 def test_a_last_line_cut_anywhere_is_dropped_and_said(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record(0))
-        folder.append(a_record(1))
+        folder.append(a_sample(0))
+        folder.append(a_sample(1))
     path = folder.path / "completions.jsonl"
     first, second = lines(folder)
     assert any(byte > 127 for byte in second)  # some cuts fall inside a character
     for length in range(1, len(second) - 1):
         path.write_bytes(first + second[:length])
-        assert load_run(folder.path).notes == [f"{path} ended in a cut line ({length} bytes), which is left out"]
+        assert StoredRun(folder.path).notes == [f"{path} ended in a cut line ({length} bytes), which is left out"]
         with open_run(tmp_path) as folder:
-            assert list(folder.completed()) == ["gsm8k/0/0"]
+            assert list(folder.samples) == ["gsm8k/0/0"]
             assert len(folder.notes) == 1
             assert path.read_bytes() == first
-            folder.append(a_record(1))
+            folder.append(a_sample(1))
         assert path.read_bytes() == first + second
 
 
 def test_a_whole_last_line_that_lacks_its_newline_is_kept(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record(0))
+        folder.append(a_sample(0))
     path = folder.path / "completions.jsonl"
     path.write_bytes(path.read_bytes()[:-1])
     with open_run(tmp_path) as folder:
-        assert list(folder.completed()) == ["gsm8k/0/0"] and folder.notes == []
-        folder.append(a_record(1))
-    assert list(load_run(folder.path).records) == ["gsm8k/0/0", "gsm8k/1/0"]
+        assert list(folder.samples) == ["gsm8k/0/0"] and folder.notes == []
+        folder.append(a_sample(1))
+    assert list(StoredRun(folder.path).samples) == ["gsm8k/0/0", "gsm8k/1/0"]
 
 
 @pytest.mark.parametrize("tail", [b"\x00" * 4096, b"{\n", b"\n", b'"text"', b"\xf0\x9f"])
 def test_what_a_power_failure_leaves_at_the_end_is_dropped(tmp_path: Path, tail: bytes) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record())
+        folder.append(a_sample())
     path = folder.path / "completions.jsonl"
     good = path.read_bytes()
     path.write_bytes(good + tail)
     with open_run(tmp_path) as folder:
-        assert list(folder.completed()) == ["gsm8k/0/0"]
+        assert list(folder.samples) == ["gsm8k/0/0"]
     assert path.read_bytes() == good
 
 
@@ -301,13 +304,13 @@ def test_what_a_power_failure_leaves_at_the_end_is_dropped(tmp_path: Path, tail:
         (b"\xff\n", "not a JSON object"),
         (b"[1]\n", "not a JSON object"),
         (b'{"id": "gsm8k/1/0"}\n', "missing: task"),
-        (json.dumps(a_record(1, grade="maybe")).encode() + b"\n", "grade is 'maybe', not one of correct"),
+        (json.dumps(a_record(1, grade="maybe")).encode() + b"\n", "grade is 'maybe', not 'correct', "),
     ],
 )
 def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path, broken: bytes, words: str) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record(0))
-        folder.append(a_record(2))
+        folder.append(a_sample(0))
+        folder.append(a_sample(2))
     path = folder.path / "completions.jsonl"
     first, last = lines(folder)
     path.write_bytes(first + broken + last)
@@ -320,12 +323,12 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path, b
 
 def test_of_records_with_the_same_id_the_first_counts(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record())
+        folder.append(a_sample())
     path = folder.path / "completions.jsonl"
     again = json.dumps(a_record(grade="wrong")).encode() + b"\n"
     path.write_bytes(path.read_bytes() + again)
     with open_run(tmp_path) as folder:
-        assert folder.completed()["gsm8k/0/0"]["grade"] == "correct"
+        assert folder.samples["gsm8k/0/0"].grade == "correct"
         assert folder.notes == [f"{path} holds 1 records whose id it has already; the first of each counts"]
 
 
@@ -334,13 +337,13 @@ def test_of_records_with_the_same_id_the_first_counts(tmp_path: Path) -> None:
 APPENDING = """
     import sys
     from pathlib import Path
-    from helpers.run_examples import a_record, open_run, measured
+    from helpers.run_examples import a_sample, open_run, measured
     with open_run(Path(sys.argv[1])) as folder:
         print("open", flush=True)
-        completed = folder.completed()
+        completed = folder.samples
         for problem in range(1000):
             if f"gsm8k/{problem}/0" not in completed:
-                folder.append(a_record(problem, text="ü" * 5000))
+                folder.append(a_sample(problem, text="ü" * 5000))
                 folder.record_session(measured(samples=problem))
 """
 
@@ -359,9 +362,9 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_never_killed(tmp_pat
     process = python(APPENDING, str(tmp_path))
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
-    stored = load_run(tmp_path / a_run()["name"])
-    assert list(stored.records) == [f"gsm8k/{problem}/0" for problem in range(1000)]
-    assert all(record == a_record(n, text="ü" * 5000) for n, record in enumerate(stored.records.values()))
+    stored = StoredRun(tmp_path / a_run().name)
+    assert list(stored.samples) == [f"gsm8k/{problem}/0" for problem in range(1000)]
+    assert all(sample == a_sample(n, text="ü" * 5000) for n, sample in enumerate(stored.samples.values()))
 
 
 def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
@@ -376,8 +379,8 @@ def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: P
     process = python(code, str(tmp_path))
     try:
         assert process.stdout is not None and process.stdout.readline() == "open\n"
-        path = tmp_path / a_run()["name"]
-        for attempt in (lambda: open_run(tmp_path), lambda: RunFolder.existing(path)):
+        path = tmp_path / a_run().name
+        for attempt in (lambda: open_run(tmp_path), lambda: RunFolder(path)):
             with pytest.raises(ConfigError) as error:
                 attempt()
             assert f"{path} is in use by process {process.pid} on {os.uname().nodename}" in message(error)
@@ -418,17 +421,19 @@ def test_a_forked_worker_that_outlives_a_killed_run_does_not_hold_the_folder(tmp
 
 def test_a_worker_that_closes_its_copy_does_not_let_the_folder_go(tmp_path: Path) -> None:
     code = """
-        import os, sys
+        import gc, os, sys
         from pathlib import Path
-        from helpers.run_examples import a_record, open_run
+        from helpers.run_examples import a_sample, open_run
         folder = open_run(Path(sys.argv[1]))
         worker = os.fork()
         if worker == 0:
             folder.close()
+            del folder
+            gc.collect()
             os._exit(0)
         _, status = os.waitpid(worker, 0)
         assert status == 0
-        folder.append(a_record())
+        folder.append(a_sample())
         print("open", flush=True)
         sys.stdin.read()
     """
@@ -444,10 +449,10 @@ def test_a_worker_that_closes_its_copy_does_not_let_the_folder_go(tmp_path: Path
 
 def test_the_folder_is_free_after_an_exception(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), open_run(tmp_path) as folder:
-        folder.append(a_record())
+        folder.append(a_sample())
         raise KeyboardInterrupt
     with open_run(tmp_path) as folder:
-        assert list(folder.completed()) == ["gsm8k/0/0"]
+        assert list(folder.samples) == ["gsm8k/0/0"]
         folder.close()  # a second close does nothing
 
 
@@ -466,54 +471,54 @@ def test_a_full_disk_ends_the_run_and_what_was_stored_stays_whole(tmp_path: Path
         return real_write(descriptor, data[: len(data) // 2])
 
     with open_run(tmp_path) as folder:
-        folder.append(a_record(0))
+        folder.append(a_sample(0))
         before = lines(folder)
         monkeypatch.setattr(os, "write", half_then_full)
         with pytest.raises(RunError) as error:
-            folder.append(a_record(1))
+            folder.append(a_sample(1))
         assert "the disk is full; free some space and run again" in message(error)
         assert lines(folder) == before
         monkeypatch.undo()
-        assert list(folder.completed()) == ["gsm8k/0/0"]
-        folder.append(a_record(1))  # space was made
-    assert list(load_run(folder.path).records) == ["gsm8k/0/0", "gsm8k/1/0"]
+        assert list(folder.samples) == ["gsm8k/0/0"]
+        folder.append(a_sample(1))  # space was made
+    assert list(StoredRun(folder.path).samples) == ["gsm8k/0/0", "gsm8k/1/0"]
 
 
 def test_a_short_write_is_finished(tmp_path: Path, monkeypatch: Any) -> None:
     real_write = os.write
     with open_run(tmp_path) as folder:
         monkeypatch.setattr(os, "write", lambda descriptor, data: real_write(descriptor, data[:7]))
-        folder.append(a_record())
+        folder.append(a_sample())
         monkeypatch.undo()
-    assert load_run(folder.path).records == {"gsm8k/0/0": a_record()}
+    assert StoredRun(folder.path).samples == {"gsm8k/0/0": a_sample()}
 
 
 def test_a_full_disk_while_a_file_is_replaced_keeps_the_old_one(tmp_path: Path, monkeypatch: Any) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record())
-        summary = summarize(folder.completed().values(), folder.run)
+        folder.append(a_sample())
+        summary = summarize(folder.samples.values(), folder.run)
         folder.write_summary(summary)
         monkeypatch.setattr(run_files.os, "fsync", full_disk)
         with pytest.raises(RunError, match="disk is full"):
-            folder.write_summary({**summary, "samples": 7})
+            folder.write_summary(summary.model_copy(update={"samples": 7}))
         with pytest.raises(RunError, match="disk is full"):
-            folder.replace_completions([a_record(grade="wrong")])
+            folder.replace_completions([a_sample(grade="wrong")])
         monkeypatch.undo()
-        assert json.loads((folder.path / "summary.json").read_text()) == summary
-        assert load_run(folder.path).records == {"gsm8k/0/0": a_record()}
+        assert json.loads((folder.path / "summary.json").read_text()) == summary.model_dump()
+        assert StoredRun(folder.path).samples == {"gsm8k/0/0": a_sample()}
         assert not list(folder.path.glob("*.tmp"))
 
 
 def test_a_full_disk_on_closing_does_not_hide_why_the_run_ended(tmp_path: Path, monkeypatch: Any) -> None:
     with pytest.raises(KeyboardInterrupt), open_run(tmp_path) as folder:
-        folder.append(a_record())
+        folder.append(a_sample())
         monkeypatch.setattr(os, "fsync", full_disk)
         raise KeyboardInterrupt
     with pytest.raises(RunError, match="disk is full"), open_run(tmp_path) as folder:
-        folder.append(a_record(1))
+        folder.append(a_sample(1))
     monkeypatch.undo()
     with open_run(tmp_path) as folder:
-        assert len(folder.completed()) == 2
+        assert len(folder.samples) == 2
 
 
 def test_no_space_for_run_json_leaves_none(tmp_path: Path, monkeypatch: Any) -> None:
@@ -522,7 +527,7 @@ def test_no_space_for_run_json_leaves_none(tmp_path: Path, monkeypatch: Any) -> 
         open_run(tmp_path)
     monkeypatch.undo()
     with open_run(tmp_path) as folder:
-        assert not folder.resumed
+        assert folder.samples == {}
 
 
 def test_a_root_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
@@ -540,17 +545,41 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path, monkeypatch: Any) -> Non
 
     monkeypatch.setattr(os, "open", read_only)
     with pytest.raises(ConfigError) as error:
-        RunFolder.existing(tmp_path / a_run()["name"])
+        RunFolder(tmp_path / a_run().name)
     assert message(error).endswith(".lock: Read-only file system")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: Any, number: int) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(ConfigError) as error:
+        open_run(tmp_path)
+    assert message(error) == f"cannot lock {tmp_path / a_run().name / '.lock'}: {os.strerror(number)}"
+
+
+def test_whoever_holds_the_folder_is_told_as_far_as_it_is_known(tmp_path: Path) -> None:
+    with open_run(tmp_path) as folder:
+        lock = folder.path / ".lock"
+        assert lock.read_text() == f"process {os.getpid()} on {os.uname().nodename}"
+        for _ in range(2):  # to be refused changes nothing
+            with pytest.raises(ConfigError, match=f"is in use by process {os.getpid()} on "):
+                RunFolder(folder.path)
+        lock.write_text("")
+        with pytest.raises(ConfigError, match="is in use by another process; wait until it ends, or stop it"):
+            RunFolder(folder.path)
+    assert lock.read_text() == ""
 
 
 def test_a_folder_deleted_during_the_run_is_noticed(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record(0))
+        folder.append(a_sample(0))
         for path in folder.path.iterdir():
             path.unlink()
         with pytest.raises(RunError, match="it was deleted while the run was going on"):
-            folder.append(a_record(1))
+            folder.append(a_sample(1))
 
 
 # Grading again
@@ -559,39 +588,39 @@ def test_a_folder_deleted_during_the_run_is_noticed(tmp_path: Path) -> None:
 def test_grading_again_keeps_the_old_grades(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
         for problem in range(2):
-            folder.append(a_record(problem))
+            folder.append(a_sample(problem))
     path = folder.path / "completions.jsonl"
-    with RunFolder.existing(folder.path) as folder:
-        folder.append(a_record(2))
+    with RunFolder(folder.path) as folder:
+        folder.append(a_sample(2))
         original = path.read_bytes()
-        graded = [{**record, "grade": "wrong"} for record in reversed(folder.completed().values())]
+        graded = [sample.model_copy(update={"grade": "wrong"}) for sample in reversed(folder.samples.values())]
         assert folder.replace_completions(graded) == path.with_name("completions.jsonl.1")
-        assert [record["grade"] for record in folder.completed().values()] == ["wrong"] * 3
-        folder.append(a_record(3))  # to the new file
-    with RunFolder.existing(folder.path) as folder:
-        assert list(folder.completed()) == [f"gsm8k/{problem}/0" for problem in range(4)]
+        assert [sample.grade for sample in folder.samples.values()] == ["wrong"] * 3
+        folder.append(a_sample(3))  # to the new file
+    with RunFolder(folder.path) as folder:
+        assert list(folder.samples) == [f"gsm8k/{problem}/0" for problem in range(4)]
         second = path.read_bytes()
-        graded = [{**record, "grade": "no_answer"} for record in folder.completed().values()]
+        graded = [sample.model_copy(update={"grade": "no_answer"}) for sample in folder.samples.values()]
         assert folder.replace_completions(graded) == path.with_name("completions.jsonl.2")
     assert path.with_name("completions.jsonl.1").read_bytes() == original
     assert path.with_name("completions.jsonl.2").read_bytes() == second
-    assert {record["grade"] for record in load_run(folder.path).records.values()} == {"no_answer"}
+    assert {sample.grade for sample in StoredRun(folder.path).samples.values()} == {"no_answer"}
 
 
 def test_grades_that_stay_write_nothing(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record())
-        assert folder.replace_completions(list(folder.completed().values())) is None
+        folder.append(a_sample())
+        assert folder.replace_completions(list(folder.samples.values())) is None
         assert not list(folder.path.glob("completions.jsonl.*"))
 
 
-@pytest.mark.parametrize("records", [[], [a_record(1)], [a_record(0), a_record(1)], [{"id": "gsm8k/0/0"}]])
-def test_grading_cannot_drop_or_add_samples(tmp_path: Path, records: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("samples", [[], [a_sample(1)], [a_sample(0), a_sample(1)]])
+def test_grading_cannot_drop_or_add_samples(tmp_path: Path, samples: list[Sample]) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record(0))
-        with pytest.raises(ValueError, match=r"samples that are stored|missing"):
-            folder.replace_completions(records)
-        assert list(load_run(folder.path).records) == ["gsm8k/0/0"]
+        folder.append(a_sample(0))
+        with pytest.raises(ValueError, match="new samples are not those that are stored"):
+            folder.replace_completions(samples)
+        assert list(StoredRun(folder.path).samples) == ["gsm8k/0/0"]
 
 
 # Sessions and the summary
@@ -601,18 +630,18 @@ def test_each_process_has_one_line_of_sessions(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
         folder.record_session(measured(samples=1))
         folder.record_session(measured(samples=2))
-        assert [(session["samples"], session["closed"]) for session in load_run(folder.path).sessions] == [(2, False)]
+        assert [(session.samples, session.closed) for session in StoredRun(folder.path).sessions] == [(2, False)]
     with open_run(tmp_path) as folder:
-        assert [session["samples"] for session in folder.sessions()] == [2]
+        assert [session.samples for session in folder.sessions] == [2]
         folder.record_session(measured(samples=3))
     with open_run(tmp_path) as folder:  # nothing left to do: no line
         pass
-    sessions = load_run(folder.path).sessions
-    assert [(session["samples"], session["closed"], session["pid"]) for session in sessions] == [
+    sessions = StoredRun(folder.path).sessions
+    assert [(session.samples, session.closed, session.pid) for session in sessions] == [
         (2, True, os.getpid()),
         (3, True, os.getpid()),
     ]
-    with open_run(tmp_path) as folder, pytest.raises(ValueError, match="unknown: speed"):
+    with open_run(tmp_path) as folder, pytest.raises(ValueError, match="speed"):
         folder.record_session(measured(speed=1))
 
 
@@ -626,10 +655,30 @@ def test_a_broken_session_line_is_named(tmp_path: Path) -> None:
     assert f"{path}:2: missing: pid" in message(error)
 
 
-def test_a_summary_must_be_as_documented(tmp_path: Path) -> None:
+def test_a_session_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
-        summary = summarize([], folder.run)
-        for wrong in ({**summary, "speed": 1}, {**summary, "overall": {}}, {**summary, "tasks": {"gsm8k": {}}}):
-            with pytest.raises(ValueError, match=r"summary\.json"):
-                folder.write_summary(wrong)
-        assert not (folder.path / "summary.json").exists()
+        folder.record_session(measured(samples=1))
+    path = folder.path / "sessions.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"host": "a", "pi')
+    with open_run(tmp_path) as folder:
+        folder.record_session(measured(samples=2))
+    assert [session.samples for session in StoredRun(folder.path).sessions] == [1, 2]
+    assert path.read_bytes().startswith(whole)
+
+
+def test_lines_have_the_order_and_the_numbers_they_always_had(tmp_path: Path) -> None:
+    with open_run(tmp_path) as folder:
+        folder.append(a_sample(latency_s=2.0))
+        folder.record_session(measured())
+    record = json.dumps(a_record(latency_s=2.0), ensure_ascii=False)
+    assert (folder.path / "completions.jsonl").read_text() == record + "\n"
+    added = ["host", "pid", "started_at", "updated_at", "closed", "wall_s"]
+    assert list(json.loads((folder.path / "sessions.jsonl").read_text())) == [*added, *measured()]
+
+
+def test_a_summary_must_be_as_documented(tmp_path: Path) -> None:
+    summary = summarize([], a_run()).model_dump()
+    for wrong in ({**summary, "speed": 1}, {**summary, "overall": {}}, {**summary, "tasks": {"gsm8k": {}}}):
+        with pytest.raises(ValueError, match=r"speed|overall|tasks\.gsm8k"):
+            Summary(**wrong)

@@ -4,82 +4,125 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
-from helpers.run_examples import a_record, a_run, a_task, measured, open_run
+from helpers.run_examples import a_run, a_sample, measured, open_run
+from pydantic import ValidationError
 
 from vase_cli.runs import environment as environment_module
 from vase_cli.runs.environment import environment
-from vase_cli.runs.schema import COMPLETION, RUN, RUN_TASK, SCHEMA, SESSION, Key, check, schema_json, schema_text
-from vase_cli.runs.stored import load_run
+from vase_cli.runs.folder import StoredRun
+from vase_cli.runs.schema import SCHEMA, Record, Run, Sample, described, fault, key, schema_json, schema_text
 
 
-def test_what_is_written_has_exactly_the_documented_keys(tmp_path: Path) -> None:
+def test_what_is_written_has_exactly_the_documented_keys_in_their_order(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_record())
+        folder.append(a_sample())
         folder.record_session(measured())
-    stored = load_run(folder.path)
-    for keys, value in (
-        (RUN, stored.run),
-        (RUN_TASK, stored.run["tasks"][0]),
-        (COMPLETION, stored.records["gsm8k/0/0"]),
-        (SESSION, stored.sessions[0]),
-    ):
-        assert set(value) == {key.name for key in keys}
+    stored = StoredRun(folder.path)
+    assert stored.run == a_run() and stored.samples == {"gsm8k/0/0": a_sample()}
+    names = ("run.json", "completions.jsonl", "sessions.jsonl")
+    first_lines = [json.loads((folder.path / names[0]).read_text())]
+    first_lines += [json.loads((folder.path / name).read_text().splitlines()[0]) for name in names[1:]]
+    for name, value in zip(names, first_lines, strict=True):
+        assert list(value) == [entry["name"] for entry in described(SCHEMA[name])]
 
 
 def test_every_key_is_documented_once_with_a_known_type() -> None:
-    for title, keys in SCHEMA.items():
-        names = [key.name for key in keys]
-        assert len(set(names)) == len(names), title
-        for key in keys:
-            assert key.meaning and "\n" not in key.meaning
-            assert set(key.type.split(" | ")) <= {"string", "integer", "number", "boolean", "object", "array", "null"}
-            if key.name.endswith("_s"):
-                assert key.unit in ("s", "tokens/s"), key.name
-            if "_bytes" in key.name:
-                assert key.unit == "bytes", key.name
+    for record in SCHEMA.values():
+        for entry in described(record):
+            assert entry["meaning"] and "\n" not in entry["meaning"]
+            types = {"string", "integer", "number", "boolean", "object", "array", "null"}
+            assert set(entry["type"].split(" | ")) <= types
+            if entry["name"].endswith("_s"):
+                assert entry["unit"] in ("s", "tokens/s"), entry
+            if "_bytes" in entry["name"]:
+                assert entry["unit"] == "bytes", entry
 
 
 def test_the_text_and_the_json_hold_every_key() -> None:
     text, data = schema_text(), json.loads(schema_json())
     assert list(data) == list(SCHEMA)
-    for title, keys in SCHEMA.items():
+    for title, record in SCHEMA.items():
         block = text[text.index(f"{title}\n") :].split("\n\n")[0].splitlines()
-        assert [line.split()[0] for line in block[1:]] == [key.name for key in keys]
-        assert [key["name"] for key in data[title]] == [key.name for key in keys]
+        assert [line.split()[0] for line in block[1:]] == list(record.model_fields)
+        assert [entry["name"] for entry in data[title]] == list(record.model_fields)
     assert "decode_tokens_per_s" in text and "[s; timing]" in text and "[stop | length | error]" in text
-    latency = next(key for key in data["completions.jsonl"] if key["name"] == "latency_s")
-    assert latency["unit"] == "s" and latency["timing"] is True
+    keys = {entry["name"]: entry for entry in data["completions.jsonl"]}
+    assert keys["latency_s"] == {
+        "name": "latency_s",
+        "type": "number",
+        "unit": "s",
+        "meaning": "from the sample's admission to its last token",
+        "values": [],
+        "timing": True,
+    }
+    assert keys["grade"]["type"] == "string | null"
+    assert keys["grade"]["values"] == ["correct", "wrong", "no_answer", "error", None]
+
+
+class Example(Record):
+    """One key of each kind."""
+
+    text: str = key("a text")
+    count: int | None = key("a count")
+    share: float = key("a share")
+    flag: bool = key("a flag")
+    facts: dict[str, Any] = key("facts")
+    names: list[str] = key("names")
+    kind: Literal["a", "b"] = key("one of two")
+
+
+RIGHT = {"text": "", "count": None, "share": 0.5, "flag": True, "facts": {"a": 1}, "names": ["a"], "kind": "a"}
+
+
+def fault_of(value: dict[str, Any]) -> str:
+    with pytest.raises(ValidationError) as error:
+        Example.model_validate(value)
+    return fault(error.value)
 
 
 @pytest.mark.parametrize(
-    ("type_", "right", "wrong"),
+    ("name", "wrong"),
     [
-        ("string", ["", "a"], [1, None, ["a"]]),
-        ("integer", [0, -5], [1.0, True, "1", None]),
-        ("number", [0, 0.5], [False, "1", None]),
-        ("boolean", [True, False], [0, 1, None]),
-        ("object", [{}, {"a": 1}], [[], "a", None]),
-        ("array", [[], (1,)], [{}, "a"]),
-        ("integer | null", [1, None], [True, 1.5]),
+        *(("text", value) for value in (1, None, ["a"])),
+        *(("count", value) for value in (1.0, True, "1")),
+        *(("share", value) for value in (False, "1", None, float("nan"), float("inf"))),
+        *(("flag", value) for value in (0, 1, None)),
+        *(("facts", value) for value in ([], "a", None)),
+        *(("names", value) for value in ({}, "a", None)),
+        *(("kind", value) for value in ("c", 1, None)),
     ],
 )
-def test_types_are_those_of_json(type_: str, right: list[object], wrong: list[object]) -> None:
-    keys = (Key("key", type_, "", "a key"),)
-    assert [check(keys, {"key": value}) for value in right] == [""] * len(right)
-    assert all(check(keys, {"key": value}).startswith("key is ") for value in wrong)
+def test_types_are_those_of_json(name: str, wrong: object) -> None:
+    assert Example.model_validate(RIGHT).model_dump() == RIGHT
+    message = fault_of({**RIGHT, name: wrong})
+    assert message.startswith(f"{name} is {wrong!r}, not ") and "\n" not in message
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    assert len(fault_of({**RIGHT, "count": "x" * 10_000})) < 100
 
 
 def test_missing_and_unknown_keys_are_all_named() -> None:
-    keys = (Key("a", "string", "", "a"), Key("b", "string", "", "b"))
-    assert check(keys, {"c": 1, "d": 2}) == "missing: a, b; unknown: c, d"
-    assert check(keys, None) == "not a JSON object"
+    some = {name: value for name, value in RIGHT.items() if name not in ("text", "flag")}
+    assert fault_of({**some, "c": 1, "d": 2}) == "missing: text, flag; unknown: c, d"
+    with pytest.raises(ValidationError) as error:
+        Run(**{**a_run().model_dump(), "tasks": [{}]})
+    assert fault(error.value).startswith("missing: tasks.0.name, tasks.0.version")
+
+
+def test_records_do_not_change() -> None:
+    sample = a_sample()
+    with pytest.raises(ValidationError, match="frozen"):
+        sample.grade = "wrong"
+    assert sample == Sample(**dict(sample))
 
 
 def test_the_environment_completes_a_run_json() -> None:
     found = environment(["NVIDIA H200"])
-    assert check(RUN, {**a_run(a_task()), **found}) == ""
+    Run(**{**a_run().model_dump(), **found})
     assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["versions"].keys() == {"python", "torch", "transformers", "flash-attn", "datasets", "math-verify"}
     assert found["hardware"]["gpus"] == ["NVIDIA H200"]

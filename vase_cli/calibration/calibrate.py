@@ -19,18 +19,19 @@ import torch
 from torch import Tensor
 
 import vase_cli
-from vase_cli.calibration.folder import FACTS_FILE, FORMAT, NUMBERS_FILE, CalibrationState, write_document, write_file
+from vase_cli.calibration.folder import FACTS_FILE, FORMAT, NUMBERS_FILE, CalibrationState
 from vase_cli.calibration.thresholds import facts_of, fit, share_over, write_thresholds
 from vase_cli.calibration.tokens import examine
 from vase_cli.calibration.value_statistics import LEVELS, METRICS, ValueStatistics
 from vase_cli.config.schema import ModelEntry
 from vase_cli.config.threshold_facts import FitRule, entry_text, entry_to_write, write_entry
 from vase_cli.engine.assembly import Assembly
-from vase_cli.engine.requests import Completion, NewTokens, Notice, Request
+from vase_cli.engine.requests import Completion, Request
 from vase_cli.errors import ConfigError, ModelError, RunError, file_error
 from vase_cli.evaluation.evaluate import (
     Progress,
     TaskPart,
+    completions,
     describe_run,
     encode_prompt,
     longest_prompt,
@@ -39,6 +40,7 @@ from vase_cli.evaluation.evaluate import (
 )
 from vase_cli.models.describe import weights_digest
 from vase_cli.randomness import stream_key
+from vase_cli.runs.files import write_document, write_file
 from vase_cli.runs.folder import config_hash, held, now, run_name
 from vase_cli.tensor_files import tensor_bytes
 
@@ -89,7 +91,7 @@ def calibrate(
         raise ConfigError(f"method {assembly.recipe.method} evicts: a model is measured with method full")
     task_part = dataclasses.replace(task_part, samples=1)
     run = describe_run(assembly, [task_part], command, raw=False)
-    digest = config_hash({**run["config"], "calibration": FORMAT})
+    digest = config_hash({**run.config, "calibration": FORMAT})
     folder = root / run_name(assembly.entry.name, task_part.task.name, config_hash=digest)
     if not folder.exists():
         assembly.load()  # weights that cannot be loaded leave no folder behind
@@ -183,14 +185,10 @@ class _Measuring:
         )
         self._progress.start(task_part.task.name, planned - len(requests), planned, engine)
         try:
-            for event in engine.stream(requests):
-                if isinstance(event, NewTokens):
-                    self._progress.tokens(event.tokens)
-                elif isinstance(event, Notice):
-                    self._progress.note(f"warning: {event.sentence}")
-                    state.slots = engine.settings.slots
-                else:
-                    self._take(event)
+            for completion in completions(engine, requests, self._progress):
+                state.slots = engine.settings.slots
+                if completion is not None:
+                    self._take(completion)
         finally:
             self._save()
 
@@ -217,7 +215,7 @@ class _Measuring:
         if completion.finish_reason == "error":
             self._progress.note(f"warning: not measured: {completion.error}")
             self._append(completion)
-        self._progress.sample({"id": completion.request.id, "grade": None})
+        self._progress.sample(None)
         pause = max(_SECONDS_BETWEEN_SAVES, self._saving_s / _SAVING_SHARE)
         if time.monotonic() - self._saved_at >= pause:
             self._save()

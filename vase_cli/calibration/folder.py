@@ -20,8 +20,9 @@ from typing import Any
 from torch import Tensor
 
 from vase_cli.calibration.value_statistics import ValueStatistics
-from vase_cli.errors import ConfigError, DataError, RunError, file_error
-from vase_cli.runs.files import document, line_of, write_atomically
+from vase_cli.errors import ConfigError, DataError, RunError
+from vase_cli.runs.files import file_access, line_of, read_document, read_lines, write_file
+from vase_cli.runs.schema import Record
 from vase_cli.tensor_files import load_tensors, tensor_bytes
 
 FORMAT = 1
@@ -31,14 +32,17 @@ TEXTS_FILE = "texts.jsonl"
 STATE_FILE = "state.safetensors"
 VALIDATION_FILE = "validation.json"
 _AGAIN = "delete the folder to measure from the start"
-_TEXT_KEYS = {
-    "index": int,
-    "id": str,
-    "problem_id": str,
-    "prompt_token_ids": list,
-    "token_ids": list,
-    "finish_reason": str,
-}
+
+
+class Text(Record):
+    """A line of texts.jsonl; ``index`` counts the problems."""
+
+    index: int
+    id: str
+    problem_id: str
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    finish_reason: str
 
 
 def read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]:
@@ -50,27 +54,10 @@ def read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], d
     """
     if not (folder / FACTS_FILE).is_file():
         raise ConfigError(f"{folder}: no {FACTS_FILE} in it; name the folder of a finished calibration")
-    facts = _read_document(folder / FACTS_FILE)
+    facts = read_document(folder / FACTS_FILE, FORMAT, "calibrate again")
     tensors, _ = load_tensors(folder / NUMBERS_FILE)
     validation = folder / VALIDATION_FILE
-    return facts, tensors, _read_document(validation) if validation.is_file() else None
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file in one step.
-
-    Raises:
-        RunError: the disk is full, or the folder is gone.
-    """
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise file_error("write", path, error, RunError) from error
-
-
-def write_document(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file in one step; errors as in :func:`write_file`."""
-    write_file(path, document(value))
+    return facts, tensors, read_document(validation, FORMAT, "calibrate again") if validation.is_file() else None
 
 
 class CalibrationState:
@@ -104,11 +91,8 @@ class CalibrationState:
             RunError: the disk is full, or the folder is gone.
         """
         path = self._folder / TEXTS_FILE
-        try:
-            with path.open("ab") as file:
-                file.write(line_of(text))
-        except OSError as error:
-            raise file_error("write", path, error, RunError) from error
+        with file_access("write", path, RunError), path.open("ab") as file:
+            file.write(line_of(text))
         self.finished.append(text["id"])
 
     def save(self) -> None:
@@ -119,10 +103,10 @@ class CalibrationState:
     def texts(self) -> Iterator[dict[str, Any]]:
         """The finished texts, one at a time."""
         counted = set(self.finished)
-        for text in _read_texts(self._folder / TEXTS_FILE):
-            if text["id"] in counted:
-                counted.remove(text["id"])
-                yield text
+        for _, text in read_lines(self._folder / TEXTS_FILE, Text, _AGAIN):
+            if text is not None and text.id in counted:
+                counted.remove(text.id)
+                yield dict(text)
 
     def write_texts(self) -> None:
         """texts.jsonl anew: only the texts that count, in the order of their problems."""
@@ -140,39 +124,3 @@ class CalibrationState:
         self.statistics.restore(path, tensors)
         self.finished = json.loads(said["texts"])
         self.slots = int(said["slots"])
-
-
-def _read_texts(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of texts.jsonl; a last one that is cut is left out."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    text = json.loads(line)
-                except ValueError as error:
-                    if not line.endswith(b"\n"):
-                        return
-                    raise DataError(f"{path}:{number}: not a JSON object; {_AGAIN}") from error
-                right = isinstance(text, dict) and all(
-                    isinstance(text.get(key), kind) for key, kind in _TEXT_KEYS.items()
-                )
-                if not right:
-                    raise DataError(f"{path}:{number}: not a text of a calibration; {_AGAIN}")
-                yield text
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise file_error("read", path, error, DataError) from error
-
-
-def _read_document(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise file_error("read", path, error, DataError) from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON; restore it, or calibrate again") from error
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        found = value.get("format") if isinstance(value, dict) else None
-        raise DataError(f"{path}: has format {found}; this version of vase reads format {FORMAT}")
-    return value

@@ -1,18 +1,19 @@
 """Does a model need its outliers? The same problems with all of the cache, without the outliers, and in between."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vase_cli.calibration.folder import FORMAT, VALIDATION_FILE, write_document
+from vase_cli.calibration.folder import FORMAT, VALIDATION_FILE
 from vase_cli.config.schema import ModelEntry, Recipe
 from vase_cli.engine.assembly import Assembly
 from vase_cli.errors import ConfigError
 from vase_cli.evaluation.accuracy import paired_difference
 from vase_cli.evaluation.comparison import ComparedRun, problem_scores
 from vase_cli.evaluation.evaluate import Progress, TaskPart, evaluate, prepare
+from vase_cli.runs.files import write_document
 from vase_cli.runs.folder import now
 from vase_cli.tasks.base import Task
 
@@ -100,21 +101,21 @@ def validate(
         parts: list[TaskPart] = prepare(assembly, [task], data=data)
         finished = evaluate(assembly, parts, root=folder / RUNS_FOLDER, command=command, progress=progress)
         tokens = {one.task.name: one.part.budget.tokens if one.part.budget else None for one in parts}
-        runs.append(ComparedRun(variant.label, tokens, finished.summary, finished.records))
+        runs.append(ComparedRun(variant.label, tokens, finished.summary, finished.samples))
         budget = tokens[task.name] or budget
         n_large = getattr(assembly.policy, "n_large", None) or n_large
     validation = {
         "format": FORMAT,
         "model": entry.name,
         "task": task.name,
-        "problems": runs[0].summary["tasks"][task.name]["problems"],
+        "problems": runs[0].summary.tasks[task.name].problems,
         "samples": 1,
         "budget": budget,
         "n_large": n_large if n_large is not None or budget is None else budget // 4,
         "rule": rule,
         "seed": recipe.seed,
         "date": now(),
-        "complete": all(run.summary["complete"] for run in runs),
+        "complete": all(run.summary.complete for run in runs),
         "runs": [_row(variant, run, runs[0], task.name) for variant, run in zip(VARIANTS, runs, strict=True)],
     }
     write_document(folder / VALIDATION_FILE, validation)
@@ -133,16 +134,16 @@ _FIGURES = (
 
 
 def _row(variant: Variant, run: ComparedRun, full: ComparedRun, task: str) -> dict[str, Any]:
-    metrics: Mapping[str, Any] = run.summary["tasks"][task]
+    metrics = run.summary.tasks[task]
     difference = error = None
     if run is not full:
-        scores = problem_scores(run.records, task), problem_scores(full.records, task)
+        scores = problem_scores(run.samples, task), problem_scores(full.samples, task)
         difference, error, _ = paired_difference(*scores)
     return {
         "label": variant.label,
         "method": variant.method,
         "outliers": variant.outliers,
-        **{key: metrics[key] for key in _FIGURES},
+        **{key: getattr(metrics, key) for key in _FIGURES},
         "difference": difference,
         "difference_standard_error": error,
     }

@@ -3,15 +3,17 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vase_cli.cli import options
 from vase_cli.cli.output import print_table
 from vase_cli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vase_cli.runs.schema import Summary
 
 DEFAULT_RECIPE = "tiny-reasoner"
 _GPU_RECIPE = "qwen3-8b"
@@ -113,7 +115,7 @@ def evaluate(
                 progress.note(f"run {len(runs) + 1} of {len(assemblies)}: {assembly.recipe.method}")
             finished = run_evaluation(assembly, parts, root=out, command=sys.argv, progress=progress)
             tokens = {one.task.name: one.part.budget.tokens if one.part.budget else None for one in parts}
-            runs.append(ComparedRun(assembly.recipe.method, tokens, finished.summary, finished.records))
+            runs.append(ComparedRun(assembly.recipe.method, tokens, finished.summary, finished.samples))
             progress.note(f"run folder: {finished.path}")
     if as_json or len(runs) == 1:
         for run in runs:
@@ -123,12 +125,12 @@ def evaluate(
             print_table(table)
 
 
-def print_summary(summary: Mapping[str, Any], *, as_json: bool) -> None:
+def print_summary(summary: "Summary", *, as_json: bool) -> None:
     """A summary on stdout: a table, or one line of JSON."""
     from vase_cli.evaluation.summary_table import summary_table
 
     if as_json:
-        typer.echo(json.dumps(summary, ensure_ascii=False))
+        typer.echo(json.dumps(summary.model_dump(), ensure_ascii=False))
     else:
         print_table(summary_table(summary))
 

@@ -2,13 +2,16 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from vase_cli.runs.schema import Sample
 
 _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_OF_SPEED = 10.0
@@ -77,11 +80,12 @@ class EvalProgress:
             self._line_since = now
             self.note(f"{self._name}: {self._finished} of {self._planned} samples, {self._figures()}")
 
-    def sample(self, record: Mapping[str, Any]) -> None:
+    def sample(self, sample: "Sample | None") -> None:
         """A sample was finished, graded and stored."""
         self._finished += 1
-        self._graded += 1
-        self._correct += record["grade"] == "correct"
+        if sample is not None:
+            self._graded += 1
+            self._correct += sample.grade == "correct"
         self._show(1)
 
     def _show(self, advance: int) -> None:
@@ -96,7 +100,7 @@ class EvalProgress:
 class CalibrationProgress(EvalProgress):
     """Texts done, tokens per second and the time that is left; nothing is graded."""
 
-    def sample(self, record: Mapping[str, Any]) -> None:
+    def sample(self, sample: "Sample | None") -> None:
         """A text was finished and measured."""
         self._finished += 1
         self._show(1)

@@ -98,7 +98,7 @@ def run(
             raw=raw,
         )
         for identifier in output.unseen():
-            output.stored(finished.records[identifier])
+            output.stored(finished.samples[identifier])
     if finished.path is not None:
         typer.echo(f"run folder: {finished.path}", err=True)
     if output.failed:

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from vase_cli.engine.engine import Engine
     from vase_cli.engine.requests import Request
+    from vase_cli.runs.schema import Sample
 
 _SECONDS_BETWEEN_STATUS = 0.25
 
@@ -115,18 +116,19 @@ class RunOutput:
             self._shown = now
             self._terminal.status(self._status(now))
 
-    def sample(self, record: Mapping[str, Any]) -> None:
+    def sample(self, sample: "Sample | None") -> None:
         """A text is finished."""
-        self._seen.add(record["id"])
-        if record["error"]:
+        assert sample is not None
+        self._seen.add(sample.id)
+        if sample.error:
             self.failed += 1
-            typer.echo(f"vase: {record['error']}", err=True)
+            typer.echo(f"vase: {sample.error}", err=True)
         if self._as_json:
-            typer.echo(json.dumps(record, ensure_ascii=False))
+            typer.echo(json.dumps(dict(sample), ensure_ascii=False))
         elif self._stream is not None:
             self._write(self._stream.finish() + "\n")
         else:
-            self._texts[record["id"]] = record["text"]
+            self._texts[sample.id] = sample.text
             while self._waiting and self._waiting[0] in self._texts:
                 typer.echo(self._texts.pop(self._waiting.pop(0)))
 
@@ -134,11 +136,11 @@ class RunOutput:
         """Ids of the texts that were not generated now: an earlier run stored them."""
         return [identifier for identifier in self._ids if identifier not in self._seen]
 
-    def stored(self, record: Mapping[str, Any]) -> None:
+    def stored(self, sample: "Sample") -> None:
         """A text that an earlier run stored."""
         if self._stream is not None:
-            self._write(record["text"])
-        self.sample(record)
+            self._write(sample.text)
+        self.sample(sample)
 
     def _write(self, text: str) -> None:
         if self._terminal:

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from vase_cli.evaluation.accuracy import PairedDifference, paired_difference
+from vase_cli.evaluation.accuracy import paired_difference
 from vase_cli.reports.numbers import number, percent, points
 from vase_cli.reports.tables import Table
+from vase_cli.runs.schema import Sample, Summary
 
 HEADINGS = ("method", "budget", "accuracy", "against full", "tokens", "cached", "loops", "truncated", "tokens/s")
 READING = (
@@ -24,13 +24,13 @@ class ComparedRun:
         method: the eviction method's name.
         budgets: tokens by task; None for the full cache.
         summary: the run's summary.
-        records: its samples by id.
+        samples: by id.
     """
 
     method: str
     budgets: Mapping[str, int | None]
-    summary: Mapping[str, Any]
-    records: Mapping[str, Mapping[str, Any]]
+    summary: Summary
+    samples: Mapping[str, Sample]
 
 
 def comparison_tables(runs: Sequence[ComparedRun]) -> list[Table]:
@@ -44,34 +44,25 @@ def comparison_tables(runs: Sequence[ComparedRun]) -> list[Table]:
 
 
 def _row(run: ComparedRun, task: str, full: ComparedRun | None) -> list[str]:
-    metrics, budget = run.summary["tasks"][task], run.budgets[task]
-    speed = run.summary["decode_tokens_per_s"]
+    metrics, against = run.summary.tasks[task], "-"
+    if full is not None and full is not run:
+        compared = paired_difference(problem_scores(run.samples, task), problem_scores(full.samples, task))
+        against = points(compared.difference, compared.standard_error, "+")
     return [
         run.method,
-        number(budget),
-        points(metrics["accuracy"], metrics["standard_error"]),
-        "-" if full is None or full is run else _against(run, full, task),
-        *(number(metrics[key]) for key in _MEANS),
-        *(percent(metrics[key], 0) for key in _SHARES),
-        number(speed),
+        number(run.budgets[task]),
+        points(metrics.accuracy, metrics.standard_error),
+        against,
+        *map(number, (metrics.mean_completion_tokens, metrics.mean_cached_tokens)),
+        *(percent(share, 0) for share in (metrics.loop_share, metrics.truncated_share)),
+        number(run.summary.decode_tokens_per_s),
     ]
 
 
-_MEANS = ("mean_completion_tokens", "mean_cached_tokens")
-_SHARES = ("loop_share", "truncated_share")
-
-
-def _against(run: ComparedRun, full: ComparedRun, task: str) -> str:
-    difference: PairedDifference = paired_difference(
-        problem_scores(run.records, task), problem_scores(full.records, task)
-    )
-    return points(difference.difference, difference.standard_error, "+")
-
-
-def problem_scores(records: Mapping[str, Mapping[str, Any]], task: str) -> dict[str, list[float]]:
+def problem_scores(samples: Mapping[str, Sample], task: str) -> dict[str, list[float]]:
     """For each problem of a task the scores of its samples: 1 for a correct one, else 0."""
     scores: dict[str, list[float]] = {}
-    for record in records.values():
-        if record["task"] == task:
-            scores.setdefault(record["problem_id"], []).append(float(record["grade"] == "correct"))
+    for sample in samples.values():
+        if sample.task == task:
+            scores.setdefault(sample.problem_id, []).append(float(sample.grade == "correct"))
     return scores

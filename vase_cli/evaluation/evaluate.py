@@ -3,11 +3,12 @@
 import contextlib
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vase_cli import plugins
 from vase_cli.engine.assembly import Assembly, Part, add_stats, measured
@@ -22,9 +23,8 @@ from vase_cli.graders.base import Grader
 from vase_cli.models.describe import weights_digest
 from vase_cli.models.tokenizer import Prompt
 from vase_cli.runs.environment import environment
-from vase_cli.runs.folder import RunFolder, config_hash, now, run_name
-from vase_cli.runs.schema import FORMAT
-from vase_cli.runs.stored import load_run
+from vase_cli.runs.folder import RUN_FILE, RunFolder, config_hash, now, read_sessions, run_name
+from vase_cli.runs.schema import FORMAT, Run, RunTask, Sample, Summary
 from vase_cli.tasks.base import Problem, ProblemSet, Task
 
 _SAMPLES_BETWEEN_SESSION_WRITES = 8
@@ -35,19 +35,15 @@ class Progress(Protocol):
 
     def note(self, line: str) -> None:
         """One line the user should read."""
-        ...
 
     def start(self, task: str, finished: int, planned: int, engine: Engine | None) -> None:
         """A task begins, with so many of its planned samples stored already; no engine if that is all of them."""
-        ...
 
     def tokens(self, tokens: Sequence[tuple[Request, int]]) -> None:
         """These tokens were generated, one for each of some requests."""
-        ...
 
-    def sample(self, record: Mapping[str, Any]) -> None:
-        """A sample was finished, graded and stored."""
-        ...
+    def sample(self, sample: Sample | None) -> None:
+        """A sample was finished, graded and stored; None for a text that a calibration measured."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,8 @@ class FinishedRun:
     """What an evaluation leaves: its folder (None if nothing is stored), summary, and every sample by id."""
 
     path: Path | None
-    summary: dict[str, Any]
-    records: Mapping[str, Mapping[str, Any]]
+    summary: Summary
+    samples: Mapping[str, Sample]
 
 
 @dataclass(frozen=True)
@@ -68,33 +64,28 @@ class TaskPart:
     samples: int
     part: Part
 
+    @property
+    def planned(self) -> int:
+        """Samples of all problems."""
+        return len(self.problems.problems) * self.samples
+
 
 def prepare(
     assembly: Assembly, tasks: Sequence[Task], *, data: Path | None = None, skip_bad_rows: bool = False
 ) -> list[TaskPart]:
-    """Load the problems and resolve budgets and limits; no weight is read.
-
-    Raises:
-        ConfigError, DataError: one line.
-    """
-    recipe = assembly.recipe
-    parts = []
+    """Load the problems and resolve budgets and limits; what cannot work is refused before a weight is read."""
+    recipe, parts = assembly.recipe, []
     for task in tasks:
         part = assembly.part(task.name, max_new_tokens=task.max_new_tokens, max_total_tokens=task.max_total_tokens)
         problems = task.problems(data=data, seed=recipe.seed, limit=recipe.limit, skip_bad_rows=skip_bad_rows)
-        _check_golds(task, problems)
+        with plugins.load("graders", task.grader)() as grader:
+            for problem in problems.problems:
+                try:
+                    grader.check_gold(problem.answer)  # no completion could match some
+                except DataError as error:
+                    raise DataError(f"{problems.source}: problem {problem.id} of {task.name}: {error}") from error
         parts.append(TaskPart(task, problems, recipe.samples or task.samples, part))
     return parts
-
-
-def _check_golds(task: Task, problems: ProblemSet) -> None:
-    """Refuse a gold answer that no completion could match, before anything is generated for it."""
-    with plugins.load("graders", task.grader)() as grader:
-        for problem in problems.problems:
-            try:
-                grader.check_gold(problem.answer)
-            except DataError as error:
-                raise DataError(f"{problems.source}: problem {problem.id} of {task.name}: {error}") from error
 
 
 def evaluate(
@@ -111,43 +102,39 @@ def evaluate(
     On Ctrl-C and on an error what was finished is stored, and the summary says that it is of a part.
 
     Args:
-        assembly: recipe and model.
         parts: from :func:`prepare`; a task without a grader is not graded.
         root: the folder of all runs; None stores nothing.
         command: the command line, for the record.
-        progress: told what happens.
         raw: give prompts to the model as they are, without its chat template.
 
     Raises:
         VaseError: one line; what was stored is whole.
     """
     run = describe_run(assembly, parts, command, raw=raw)
+    path = None if root is None else root / run.name
     prompts = [
         {problem.id: encode_prompt(assembly, problem.prompt, raw=raw) for problem in task_part.problems.problems}
         for task_part in parts
     ]
-    longest = [longest_prompt(task_part, of_task) for task_part, of_task in zip(parts, prompts, strict=True)]
-    planned = sum(len(one.problems.problems) * one.samples for one in parts)
-    slots = _slots(assembly, None if root is None else root / run["name"])
-    plan = assembly.plan([(one.part, tokens) for one, tokens in zip(parts, longest, strict=True)], planned, slots)
-    if root is None or not (root / run["name"]).exists():
+    longest = list(map(longest_prompt, parts, prompts))
+    needed = [(task_part.part, tokens) for task_part, tokens in zip(parts, longest, strict=True)]
+    plan = assembly.plan(needed, sum(task_part.planned for task_part in parts), _slots(assembly, path))
+    if path is None or not path.exists():
         assembly.load()  # weights that cannot be loaded leave no folder behind
-    folder = None if root is None else RunFolder.open(root, run["name"], run)
-    with contextlib.nullcontext() if folder is None else folder:
+    with contextlib.nullcontext() if path is None else RunFolder(path, run) as folder:
         for line in (*assembly.notes, *_budget_lines(parts), *(folder.notes if folder else ()), plan.sentence()):
             progress.note(line)
-        session = _Session(assembly, folder, plan.slots, planned_steps(parts, longest, plan.slots))
+        session = _Session(assembly, run, folder, plan.slots, planned_steps(parts, longest, plan.slots))
         try:
             for task_part, of_task, tokens in zip(parts, prompts, longest, strict=True):
                 _evaluate_task(session, task_part, of_task, tokens, progress)
         finally:
-            session.write()
-            summary = session.summarize(run)
-    return FinishedRun(None if folder is None else folder.path, summary, session.records())
+            summary = session.finish()
+    return FinishedRun(path, summary, session.samples)
 
 
-def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequence[str], *, raw: bool) -> dict[str, Any]:
-    """What run.json says of an evaluation; ``config`` is what decides its tokens and grades."""
+def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequence[str], *, raw: bool) -> Run:
+    """run.json of an evaluation; its ``config`` is what decides the tokens and grades."""
     recipe = assembly.recipe
     config = {
         "model": assembly.entry.hub_id or assembly.entry.name,
@@ -168,163 +155,151 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
         "raw": raw,
         "limit": recipe.limit,
         "tasks": {
-            one.task.name: {
-                "version": one.task.version,
-                "problems": _problems_digest(one.problems),
-                "grader": one.task.grader,
-                "fallbacks": list(one.task.fallbacks),
-                "samples": one.samples,
-                "budget": None if one.part.budget is None else one.part.budget.tokens,
-                "max_new_tokens": one.part.max_new_tokens,
-                "max_total_tokens": one.part.max_total_tokens,
+            task_part.task.name: {
+                "version": task_part.task.version,
+                "problems": _problems_digest(task_part.problems),
+                "grader": task_part.task.grader,
+                "fallbacks": list(task_part.task.fallbacks),
+                "samples": task_part.samples,
+                "budget": None if task_part.part.budget is None else task_part.part.budget.tokens,
+                "max_new_tokens": task_part.part.max_new_tokens,
+                "max_total_tokens": task_part.part.max_total_tokens,
             }
-            for one in parts
+            for task_part in parts
         },
     }
     if assembly.thresholds is not None:
         config["thresholds"] = assembly.thresholds.digest
     digest = config_hash(config)
-    names = "-".join(one.task.name for one in parts)
+    names = "-".join(task_part.task.name for task_part in parts)
     budget = "" if recipe.budget is None else str(recipe.budget)
-    return {
-        "format": FORMAT,
-        "name": run_name(recipe.name, names, recipe.method, budget, config_hash=digest),
-        "config": config,
-        "config_hash": digest,
-        "options": {"device": recipe.device, "recipe": recipe.name},
-        "origins": dict(recipe.origins),
-        "seeds": {"tokens": recipe.seed, "eviction": recipe.seed, "options": recipe.seed},
-        "budgets": {
-            one.task.name: "full cache" if one.part.budget is None else one.part.budget.sentence for one in parts
+    return Run(
+        format=FORMAT,
+        name=run_name(recipe.name, names, recipe.method, budget, config_hash=digest),
+        config=config,
+        config_hash=digest,
+        options={"device": recipe.device, "recipe": recipe.name},
+        origins=dict(recipe.origins),
+        seeds={"tokens": recipe.seed, "eviction": recipe.seed, "options": recipe.seed},
+        budgets={
+            task_part.task.name: "full cache" if task_part.part.budget is None else task_part.part.budget.sentence
+            for task_part in parts
         },
-        "tasks": [
-            {
-                "name": one.task.name,
-                "version": one.task.version,
-                "source": one.problems.source,
-                "problems": len(one.problems.problems),
-                "samples": one.samples,
-                "grader": one.task.grader,
-                "fallbacks": list(one.task.fallbacks),
-                "skipped_rows": list(one.problems.skipped_rows),
-            }
-            for one in parts
+        tasks=[
+            RunTask(
+                name=task_part.task.name,
+                version=task_part.task.version,
+                source=task_part.problems.source,
+                problems=len(task_part.problems.problems),
+                samples=task_part.samples,
+                grader=task_part.task.grader,
+                fallbacks=list(task_part.task.fallbacks),
+                skipped_rows=list(task_part.problems.skipped_rows),
+            )
+            for task_part in parts
         ],
         **environment(assembly.gpus()),
-        "started_at": now(),
-        "command": list(command),
-    }
+        started_at=now(),
+        command=list(command),
+    )
 
 
 def _problems_digest(problems: ProblemSet) -> str:
     """Names what was asked and what is right, so that an edited problem file is another run."""
-    return config_hash({"problems": [[one.id, one.prompt, one.answer] for one in problems.problems]})[:16]
+    rows = [[problem.id, problem.prompt, problem.answer] for problem in problems.problems]
+    return config_hash({"problems": rows})[:16]
 
 
 class _Session:
-    """What this process does in a run's folder: engines, figures, and the lines of sessions.jsonl."""
+    """What this process does for a run: the samples it stores, and the figures of its engines."""
 
-    def __init__(self, assembly: Assembly, folder: RunFolder | None, slots: int, planned_steps: int) -> None:
-        self.assembly = assembly
-        self.slots = slots
-        self._planned_steps = planned_steps
-        self._folder = folder
-        self._unstored: list[Mapping[str, Any]] = []
-        self._stats = EngineStats()
-        self._current = EngineStats()
-        self._cache: CacheShape | None = None
-        self._samples = 0
+    def __init__(self, assembly: Assembly, run: Run, folder: RunFolder | None, slots: int, planned_steps: int) -> None:
+        self.assembly, self.slots = assembly, slots
+        self.samples = {} if folder is None else folder.samples
+        self._run, self._folder, self._planned_steps = run, folder, planned_steps
+        self._stats: list[EngineStats] = []
+        self._caches: list[CacheShape] = []
+        self._finished = 0
         assembly.reset_peak()
 
     def engine(self, part: Part, longest_prompt_tokens: int, progress: Progress) -> Engine:
         """An engine for a part, whose figures are taken from here on; the first one loads the model."""
         decoding = self.assembly.decode_through(self._planned_steps)
-        if self._cache is None:
+        if not self._stats:
             progress.note(decoding)
         engine = self.assembly.engine(part, slots=self.slots, longest_prompt_tokens=longest_prompt_tokens)
-        self._stats = add_stats(self._stats, self._current)
-        self._current = engine.stats
-        if self._cache is None or engine.cache.shape.bytes > self._cache.bytes:
-            self._cache = engine.cache.shape
-        self.write()
+        self._stats.append(engine.stats)
+        self._caches.append(engine.cache.shape)
+        self._write()
         return engine
 
-    def take_slots(self, engine: Engine) -> None:
-        """Note the slots that an engine goes on with; the next one starts with them."""
-        self.slots = engine.settings.slots
+    def append(self, sample: Sample) -> None:
+        """Store a sample, and now and then what was measured."""
+        if self._folder is not None:
+            self._folder.append(sample)
+        self.samples[sample.id] = sample
+        self._finished += 1
+        if self._finished % _SAMPLES_BETWEEN_SESSION_WRITES == 1:
+            self._write()
 
-    def records(self) -> dict[str, Mapping[str, Any]]:
-        """The finished samples by id, those of earlier processes included."""
-        return dict(self._folder.completed()) if self._folder else {one["id"]: one for one in self._unstored}
-
-    def store(self, record: Mapping[str, Any]) -> None:
-        """Append a record, and now and then the session's line."""
+    def finish(self) -> Summary:
+        """Store what was measured, and the summary of all samples."""
+        self._write()
         if self._folder is None:
-            self._unstored.append(record)
-        else:
-            self._folder.append(record)
-        self._samples += 1
-        if self._samples % _SAMPLES_BETWEEN_SESSION_WRITES == 1:
-            self.write()
-
-    def write(self) -> None:
-        """Write the session's line, if anything was computed."""
-        if self._folder is not None and self._cache is not None:
-            stats = add_stats(self._stats, self._current)
-            self._folder.record_session(
-                measured(self.assembly, stats, slots=self.slots, samples=self._samples, cache=self._cache)
-            )
-
-    def summarize(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """The summary of what is stored, written into the folder if there is one."""
-        if self._folder is None:
-            return summarize(self._unstored, run)
-        summary = summarize(self._folder.completed().values(), self._folder.run, self._folder.sessions())
+            return summarize(self.samples.values(), self._run)
+        summary = summarize(self.samples.values(), self._folder.run, self._folder.sessions)
         self._folder.write_summary(summary)
         return summary
+
+    def _write(self) -> None:
+        if self._folder is not None and self._stats:
+            stats = reduce(add_stats, self._stats, EngineStats())
+            cache = max(self._caches, key=lambda shape: shape.bytes)
+            figures = measured(self.assembly, stats, slots=self.slots, samples=self._finished, cache=cache)
+            self._folder.record_session(figures)
 
 
 def _evaluate_task(
     session: _Session, task_part: TaskPart, prompts: Mapping[str, Prompt], longest: int, progress: Progress
 ) -> None:
-    task, problems = task_part.task, task_part.problems.problems
-    finished = session.records().keys()
-    requests = {
-        request.id: (request, problem)
-        for request, problem in requests_of(task_part, prompts)
-        if request.id not in finished
-    }
-    planned = len(problems) * task_part.samples
-    if not requests:
-        progress.start(task.name, planned, planned, None)
+    task, requests = task_part.task, requests_of(task_part, prompts)
+    missing = [(request, problem) for request, problem in requests if request.id not in session.samples]
+    problems = {request.id: problem for request, problem in missing}
+    engine = session.engine(task_part.part, longest, progress) if missing else None
+    progress.start(task.name, task_part.planned - len(missing), task_part.planned, engine)
+    if engine is None:
         return
-    engine = session.engine(task_part.part, longest, progress)
-    progress.start(task.name, planned - len(requests), planned, engine)
     grader: Grader | None = plugins.load("graders", task.grader)() if task.grader else None
     # Grading waits for other processes and generation for the device: one thread lets them overlap.
     with contextlib.nullcontext() if grader is None else grader, ThreadPoolExecutor(max_workers=1) as pool:
-        grading: deque[Future[dict[str, Any]]] = deque()
+        grading: deque[Future[Sample]] = deque()
 
         def store_graded(*, wait: bool) -> None:
             while grading and (wait or grading[0].done()):
-                record = grading.popleft().result()
-                session.store(record)
-                progress.sample(record)
+                sample = grading.popleft().result()
+                session.append(sample)
+                progress.sample(sample)
 
         try:
-            for event in engine.stream(request for request, _ in requests.values()):
-                if isinstance(event, NewTokens):
-                    progress.tokens(event.tokens)
-                elif isinstance(event, Notice):
-                    progress.note(f"warning: {event.sentence}")
-                    session.take_slots(engine)
-                else:
-                    problem = requests[event.request.id][1]
-                    record = _record(session.assembly, task.name, problem, prompts[problem.id], event)
-                    grading.append(pool.submit(graded, grader, task.fallbacks, record))
+            for completion in completions(engine, (request for request, _ in missing), progress):
+                session.slots = engine.settings.slots
+                if completion is not None:
+                    problem = problems[completion.request.id]
+                    sample = _sample(session.assembly, task.name, problem, prompts[problem.id], completion)
+                    grading.append(pool.submit(graded, grader, task.fallbacks, sample))
                 store_graded(wait=False)
         finally:
             store_graded(wait=True)
+
+
+def completions(engine: Engine, requests: Iterable[Request], progress: Progress) -> Iterator[Completion | None]:
+    """The completions of an engine, and None for every other moment; tokens and warnings go to the progress."""
+    for event in engine.stream(requests):
+        if isinstance(event, NewTokens):
+            progress.tokens(event.tokens)
+        elif isinstance(event, Notice):
+            progress.note(f"warning: {event.sentence}")
+        yield event if isinstance(event, Completion) else None
 
 
 def requests_of(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> Iterator[tuple[Request, Problem]]:
@@ -372,52 +347,51 @@ def longest_prompt(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> int:
 def planned_steps(parts: Sequence[TaskPart], longest: Sequence[int], slots: int) -> int:
     """Decode steps if every text reaches its limit; the same whether a run is new or goes on."""
     steps = 0
-    for one, prompt_tokens in zip(parts, longest, strict=True):
-        limit = one.part.max_total_tokens - prompt_tokens
-        new_tokens = limit if one.part.max_new_tokens is None else min(limit, one.part.max_new_tokens)
-        steps += len(one.problems.problems) * one.samples * new_tokens // slots
+    for task_part, prompt_tokens in zip(parts, longest, strict=True):
+        limit = task_part.part.max_total_tokens - prompt_tokens
+        steps += task_part.planned * min(limit, task_part.part.max_new_tokens or limit) // slots
     return steps
 
 
 def _slots(assembly: Assembly, path: Path | None) -> int | str:
     """The slots asked for; "auto" goes on with those the run was started with, as the batch shape decides bits."""
-    if assembly.recipe.slots != "auto" or path is None or not (path / "run.json").is_file():
-        return assembly.recipe.slots
-    sessions = load_run(path).sessions
-    return int(sessions[0]["slots"]) if sessions else "auto"
+    slots = assembly.recipe.slots
+    if slots == "auto" and path is not None and (path / RUN_FILE).is_file():
+        return next((session.slots for session in read_sessions(path)), slots)
+    return slots
 
 
 def _budget_lines(parts: Sequence[TaskPart]) -> Iterator[str]:
-    for one in parts:
-        if one.part.budget is not None:
-            yield f"{one.task.name}: {one.part.budget.sentence}"
-            if one.part.budget.warning:
-                yield f"warning: {one.part.budget.warning}"
+    for task_part in parts:
+        if (budget := task_part.part.budget) is not None:
+            yield f"{task_part.task.name}: {budget.sentence}"
+            if budget.warning:
+                yield f"warning: {budget.warning}"
 
 
-def _record(assembly: Assembly, task: str, problem: Problem, prompt: Prompt, completion: Completion) -> dict[str, Any]:
-    """A line of completions.jsonl, its grade not yet filled in."""
+def _sample(assembly: Assembly, task: str, problem: Problem, prompt: Prompt, completion: Completion) -> Sample:
+    """A finished sample, its grade not yet filled in."""
     text = assembly.tokenizer.decode(completion.token_ids)
-    return {
-        "id": completion.request.id,
-        "task": task,
-        "problem_id": problem.id,
-        "sample": completion.request.sample,
-        "seed": assembly.recipe.seed,
-        "prompt_tokens": len(prompt.token_ids),
-        "completion_tokens": len(completion.token_ids),
-        "text": text,
-        "thought_open": prompt.thought_open,
-        "finish_reason": completion.finish_reason,
-        "error": completion.error,
-        "grade": "error" if completion.finish_reason == "error" else None,
-        "extracted": None,
-        "rule": "",
-        "gold": problem.answer,
-        "cuts": completion.cuts,
-        "cached_tokens": completion.cached_tokens,
-        "repetition": has_repetition(text),
-        "garbage": has_garbage_tail(text),
-        "latency_s": round(completion.latency_s, 3),
-        "metadata": dict(problem.metadata),
-    }
+    return Sample(
+        id=completion.request.id,
+        task=task,
+        problem_id=problem.id,
+        sample=completion.request.sample,
+        seed=assembly.recipe.seed,
+        prompt_tokens=len(prompt.token_ids),
+        completion_tokens=len(completion.token_ids),
+        text=text,
+        thought_open=prompt.thought_open,
+        finish_reason=completion.finish_reason,
+        error=completion.error,
+        grade="error" if completion.finish_reason == "error" else None,
+        extracted=None,
+        rule="",
+        gold=problem.answer,
+        cuts=completion.cuts,
+        cached_tokens=completion.cached_tokens,
+        repetition=has_repetition(text),
+        garbage=has_garbage_tail(text),
+        latency_s=round(completion.latency_s, 3),
+        metadata=dict(problem.metadata),
+    )

@@ -1,115 +1,109 @@
-"""From a run folder's records to its figures: summary.json, a table, plain lines."""
+"""From a run's samples to its figures: summary.json."""
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vase_cli.errors import DataError
 from vase_cli.evaluation.accuracy import mean_accuracy_and_standard_error, pass_at_k
-from vase_cli.runs.files import COMPLETIONS_FILE, RUN_FILE
+from vase_cli.runs.folder import COMPLETIONS_FILE, RUN_FILE
+from vase_cli.runs.schema import Metrics, Run, RunTask, Sample, Session, Summary
 
-Record = Mapping[str, Any]
 
-
-def summarize(records: Iterable[Record], run: Record, sessions: Sequence[Record] = ()) -> dict[str, Any]:
-    """The figures of a run, with exactly the keys of the schema's summary.
+def summarize(samples: Iterable[Sample], run: Run, sessions: Sequence[Session] = ()) -> Summary:
+    """The figures of a run.
 
     Args:
-        records: finished samples, of any part of the run.
+        samples: finished ones, of any part of the run.
         run: run.json.
         sessions: lines of sessions.jsonl; speed and memory come from them alone.
 
     Raises:
-        DataError: a record of a task that run.json does not name.
+        DataError: a sample of a task that run.json does not name.
     """
-    by_task: dict[str, list[Record]] = {task["name"]: [] for task in run["tasks"]}
-    for record in records:
-        if record["task"] not in by_task:
+    by_task: dict[str, list[Sample]] = {task.name: [] for task in run.tasks}
+    for sample in samples:
+        if sample.task not in by_task:
             raise DataError(
-                f"{COMPLETIONS_FILE} of {run['name']} has a sample of task '{record['task']}', "
+                f"{COMPLETIONS_FILE} of {run.name} has a sample of task '{sample.task}', "
                 f"which its {RUN_FILE} does not name; delete the line"
             )
-        by_task[record["task"]].append(record)
-    finished = [record for task in by_task.values() for record in task]
-    overall = _metrics(finished, run["tasks"])
-    return {
-        "name": run["name"],
-        "config_hash": run["config_hash"],
-        "complete": overall["complete"],
-        "samples": overall["samples"],
-        "planned_samples": overall["planned_samples"],
-        "tasks": {task["name"]: _metrics(by_task[task["name"]], [task]) for task in run["tasks"]},
-        "overall": overall,
+        by_task[sample.task].append(sample)
+    finished = [sample for task in by_task.values() for sample in task]
+    overall = _metrics(finished, run.tasks)
+    return Summary(
+        name=run.name,
+        config_hash=run.config_hash,
+        complete=overall.complete,
+        samples=overall.samples,
+        planned_samples=overall.planned_samples,
+        tasks={task.name: _metrics(by_task[task.name], [task]) for task in run.tasks},
+        overall=overall,
         **_speed_and_memory(finished, sessions),
-    }
+    )
 
 
-def _metrics(records: Sequence[Record], tasks: Sequence[Record]) -> dict[str, Any]:
+def _metrics(samples: Sequence[Sample], tasks: Sequence[RunTask]) -> Metrics:
     """Figures over the samples of these tasks; a problem is one of its task."""
-    problems: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        problems.setdefault((record["task"], record["problem_id"]), []).append(record)
+    problems: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        problems.setdefault((sample.task, sample.problem_id), []).append(sample)
     # Prompts without right answers have no accuracy, and no sample of them lacks an answer.
-    graded = [samples for samples in problems.values() if all(sample["grade"] is not None for sample in samples)]
-    correct = [[float(_is_correct(sample)) for sample in samples] for samples in graded]
-    strict = [[float(_is_correct(sample) and not _fallback(sample)) for sample in samples] for samples in graded]
+    graded = [group for group in problems.values() if all(sample.grade is not None for sample in group)]
+    correct = [[float(sample.grade == "correct") for sample in group] for group in graded]
+    strict = [[float(sample.grade == "correct" and not _fallback(sample)) for sample in group] for group in graded]
     accuracy, standard_error = mean_accuracy_and_standard_error(correct)
-    planned = sum(task["problems"] * task["samples"] for task in tasks)
-    return {
-        "problems": len(problems),
-        "planned_problems": sum(task["problems"] for task in tasks),
-        "samples": len(records),
-        "planned_samples": planned,
-        "complete": len(records) >= planned,
-        "accuracy": accuracy,
-        "standard_error": standard_error,
-        "strict_accuracy": mean_accuracy_and_standard_error(strict)[0],
-        "pass_at_k": _pass_at_powers_of_two(correct),
-        "no_answer_share": _mean(sample["grade"] == "no_answer" for samples in graded for sample in samples),
-        "truncated_share": _mean(record["finish_reason"] == "length" for record in records),
-        "loop_share": _mean(record["repetition"] for record in records),
-        "garbage_share": _mean(record["garbage"] for record in records),
-        "error_share": _mean(record["finish_reason"] == "error" or record["grade"] == "error" for record in records),
-        "fallback_rules": dict(sorted(Counter(filter(None, map(_fallback, records))).items())),
-        "mean_prompt_tokens": _mean(record["prompt_tokens"] for record in records),
-        "mean_completion_tokens": _mean(record["completion_tokens"] for record in records),
-        "mean_cuts": _mean(record["cuts"] for record in records),
-        "mean_cached_tokens": _mean(record["cached_tokens"] for record in records),
-        "skipped_rows": sum(len(task["skipped_rows"]) for task in tasks),
-    }
+    planned = sum(task.problems * task.samples for task in tasks)
+    return Metrics(
+        problems=len(problems),
+        planned_problems=sum(task.problems for task in tasks),
+        samples=len(samples),
+        planned_samples=planned,
+        complete=len(samples) >= planned,
+        accuracy=accuracy,
+        standard_error=standard_error,
+        strict_accuracy=mean_accuracy_and_standard_error(strict)[0],
+        pass_at_k=_pass_at_powers_of_two(correct),
+        no_answer_share=_mean(sample.grade == "no_answer" for group in graded for sample in group),
+        truncated_share=_mean(sample.finish_reason == "length" for sample in samples),
+        loop_share=_mean(sample.repetition for sample in samples),
+        garbage_share=_mean(sample.garbage for sample in samples),
+        error_share=_mean("error" in (sample.finish_reason, sample.grade) for sample in samples),
+        fallback_rules=dict(sorted(Counter(filter(None, map(_fallback, samples))).items())),
+        mean_prompt_tokens=_mean(sample.prompt_tokens for sample in samples),
+        mean_completion_tokens=_mean(sample.completion_tokens for sample in samples),
+        mean_cuts=_mean(sample.cuts for sample in samples),
+        mean_cached_tokens=_mean(sample.cached_tokens for sample in samples),
+        skipped_rows=sum(len(task.skipped_rows) for task in tasks),
+    )
 
 
-def _speed_and_memory(records: Sequence[Record], sessions: Sequence[Record]) -> dict[str, Any]:
+def _speed_and_memory(samples: Sequence[Sample], sessions: Sequence[Session]) -> dict[str, Any]:
     """Figures of the device that decoded last; sessions on another device would blur them."""
-    last = next((session for session in reversed(sessions) if session["decode_tokens"]), None)
-    same = [session for session in sessions if last is not None and session["device"] == last["device"]]
-    peaks = [session["peak_bytes"] for session in same if session["peak_bytes"] is not None]
+    last = next((session for session in reversed(sessions) if session.decode_tokens), None)
+    same = [session for session in sessions if last is not None and session.device == last.device]
     dense = None
-    if last is not None and last["cache_bytes_per_token"] is not None and records:
-        lengths = sorted((record["prompt_tokens"] + record["completion_tokens"] for record in records), reverse=True)
-        dense = last["cache_bytes_per_token"] * sum(lengths[: last["slots"]])
+    if last is not None and last.cache_bytes_per_token is not None and samples:
+        lengths = sorted((sample.prompt_tokens + sample.completion_tokens for sample in samples), reverse=True)
+        dense = last.cache_bytes_per_token * sum(lengths[: last.slots])
     return {
         "sessions": len(sessions),
-        "wall_s": sum(session["wall_s"] for session in sessions) if sessions else None,
-        "device": last and last["device"],
-        "slots": last and last["slots"],
-        "prefill_tokens_per_s": _rate(same, "prefill_tokens", "prefill_s"),
-        "decode_tokens_per_s": _rate(same, "decode_tokens", "decode_s"),
-        "weights_bytes": last and last["weights_bytes"],
-        "cache_bytes": last and last["cache_bytes"],
-        "peak_bytes": max(peaks, default=None),
+        "wall_s": sum(session.wall_s for session in sessions) if sessions else None,
+        "device": last and last.device,
+        "slots": last and last.slots,
+        "prefill_tokens_per_s": _rate((session.prefill_tokens, session.prefill_s) for session in same),
+        "decode_tokens_per_s": _rate((session.decode_tokens, session.decode_s) for session in same),
+        "weights_bytes": last and last.weights_bytes,
+        "cache_bytes": last and last.cache_bytes,
+        "peak_bytes": max((session.peak_bytes for session in same if session.peak_bytes is not None), default=None),
         "dense_cache_bytes": dense,
     }
 
 
-def _is_correct(record: Record) -> bool:
-    return bool(record["grade"] == "correct")
-
-
-def _fallback(record: Record) -> str:
+def _fallback(sample: Sample) -> str:
     """The fallback that found the sample's answer, or ""."""
-    return "" if record["rule"] == "boxed" else str(record["rule"])
+    return "" if sample.rule == "boxed" else sample.rule
 
 
 def _pass_at_powers_of_two(problems: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -126,6 +120,7 @@ def _mean(values: Iterable[float]) -> float | None:
     return statistics.fmean(listed) if listed else None
 
 
-def _rate(sessions: Sequence[Record], tokens: str, seconds: str) -> float | None:
-    total_s = sum(session[seconds] for session in sessions)
-    return sum(session[tokens] for session in sessions) / total_s if total_s > 0 else None
+def _rate(measured: Iterable[tuple[int, float]]) -> float | None:
+    """Tokens per second of all sessions together."""
+    tokens, seconds = (sum(column) for column in zip((0, 0.0), *measured, strict=True))
+    return tokens / seconds if seconds > 0 else None

@@ -1,5 +1,6 @@
 """What a run ran on: versions, the checkout's commit, the machine. Nothing heavy is imported to find out."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -15,24 +16,24 @@ _CHECKOUT = Path(vase_cli.__file__).resolve().parent.parent
 
 
 def environment(gpus: Sequence[str] = ()) -> dict[str, Any]:
-    """The keys ``vase_version``, ``versions``, ``git`` and ``hardware`` of run.json.
+    """The keys ``vase_version``, ``versions``, ``git`` and ``hardware`` of run.json, with the names of the GPUs."""
+    import psutil
 
-    Args:
-        gpus: names of the GPUs, which only the caller can know.
-    """
+    process = psutil.Process()  # which may use fewer cores than the machine has, but on macOS
+    cores = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else psutil.cpu_count()
+    ram_bytes = psutil.virtual_memory().total
     return {
         "vase_version": vase_cli.__version__,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
         "git": _git(_CHECKOUT),
-        "hardware": {"cpu": _cpu(), "cores": _cores(), "ram_bytes": _ram_bytes(), "gpus": list(gpus)},
+        "hardware": {"cpu": _cpu(), "cores": cores, "ram_bytes": ram_bytes, "gpus": list(gpus)},
     }
 
 
 def _version(library: str) -> str | None:
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _git(checkout: Path) -> dict[str, Any] | None:
@@ -42,36 +43,21 @@ def _git(checkout: Path) -> dict[str, Any] | None:
         return None
     # A git hook's GIT_DIR would point git at another repository.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    git = ["git", "--no-optional-locks", "-C", str(checkout)]
-    answers = []
-    for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "vase_cli", "zoo", "recipes"]):
-        try:
-            done = subprocess.run(
-                [*git, *command], capture_output=True, text=True, timeout=10, check=True, env=variables
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        answers.append(done.stdout.strip())
-    return {"commit": answers[0], "dirty": bool(answers[1])}
+
+    def git(*command: str) -> str:
+        call = ["git", "--no-optional-locks", "-C", str(checkout), *command]
+        return subprocess.run(call, capture_output=True, text=True, timeout=10, check=True, env=variables).stdout
+
+    try:
+        changes = git("status", "--porcelain", "--", "vase_cli", "zoo", "recipes")
+        return {"commit": git("rev-parse", "HEAD").strip(), "dirty": bool(changes.strip())}
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def _cpu() -> str:
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    """Cores this process may use, which may be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _ram_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError):
-        return None

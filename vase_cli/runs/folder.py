@@ -9,14 +9,13 @@
         summary.json         the figures
         completions.jsonl.1  as it was before the first re-grading, .2 before the second, ...
 
-A record reaches the operating system in one write before ``append`` returns, so killing the process
+A sample reaches the operating system in one write before ``append`` returns, so killing the process
 loses none. The disk is waited for (fsync) at the start and the end only: after a power failure the
 last samples may be missing or cut, and run again.
 """
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -26,307 +25,240 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from vase_cli.errors import ConfigError, RunError, VaseError, file_error
-from vase_cli.runs.files import (
-    COMPLETIONS_FILE,
-    RUN_FILE,
-    SESSIONS_FILE,
-    SUMMARY_FILE,
-    document,
-    line_of,
-    mend,
-    read_completions,
-    read_run,
-    read_sessions,
-    require_run_folder,
-    write_atomically,
-)
-from vase_cli.runs.schema import COMPLETION, METRICS, RUN, RUN_TASK, SESSION, SUMMARY, Key, check
+from vase_cli.runs.files import checked, file_access, line_of, read_document, read_lines, write_document, write_file
+from vase_cli.runs.schema import FORMAT, Run, Sample, Session, Summary
 
-_LOCK_FILE = ".lock"
+RUN_FILE, SUMMARY_FILE = "run.json", "summary.json"
+COMPLETIONS_FILE, SESSIONS_FILE = "completions.jsonl", "sessions.jsonl"
 _LONGEST_NAME = 150  # bytes; file systems allow 255
 
-_held_locks: set[int] = set()
 
-
-class RunFolder:
-    """One run's folder, held by this process until ``close``; also a context manager.
+class StoredRun:
+    """What a run folder holds. Reading changes nothing and takes no lock, so a run that is going on can be read.
 
     Attributes:
         path: the folder.
         run: what run.json holds; of a resumed run, what it held before.
-        resumed: whether the folder was there before.
+        samples: the finished ones by id, in the order of the file. Of several with the same id the first counts: it
+            is the one that was reported.
+        sessions: lines of sessions.jsonl.
         notes: one line for each thing the user should know about what was found.
     """
 
-    path: Path
-    run: dict[str, Any]
-    resumed: bool
-    notes: list[str]
-
-    def __init__(self, path: Path, run: Mapping[str, Any] | None) -> None:
-        """Use ``open`` or ``existing``."""
-        self.path = path
-        self.notes = []
-        self._records: dict[str, dict[str, Any]] = {}
-        self._earlier_sessions: list[dict[str, Any]] = []
-        self._completions: int | None = None
-        self._session: dict[str, Any] | None = None
-        self._started_at = now()
-        self._started = time.monotonic()
-        self._process = os.getpid()
-        self._lock: int | None = _acquire(path / _LOCK_FILE)
-        try:
-            self._load(run)
-        except BaseException:
-            self._release()
-            raise
-
-    @classmethod
-    def open(cls, root: Path, name: str, run: Mapping[str, Any]) -> Self:
-        """Makes the run's folder, run.json first, or opens it again if it is of the same run.
-
-        Args:
-            root: the folder of all runs; made if missing.
-            name: from ``run_name``.
-            run: run.json, with every key of the schema.
+    def __init__(self, path: Path) -> None:
+        """Read the folder.
 
         Raises:
-            ConfigError: another process holds the folder, it belongs to another config or other
-                problems, or it cannot be written.
-            DataError: a file in it is broken, other than a cut last line.
-        """
-        _require(RUN, run, RUN_FILE)
-        for task in run["tasks"]:
-            _require(RUN_TASK, task, f"{RUN_FILE} tasks")
-        if run["config_hash"] != config_hash(run["config"]):
-            raise ValueError("config_hash is not the hash of config")
-        path = root / name
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise file_error("make the run folder", path, error, ConfigError) from error
-        return cls(path, run)
-
-    @classmethod
-    def existing(cls, path: Path) -> Self:
-        """Opens a run folder to work on what it holds, such as grading it again.
-
-        Raises:
-            ConfigError: it is not a run folder, another process holds it, or it cannot be written.
+            ConfigError: not a run folder.
             DataError: a file in it is broken, other than a cut last line.
         """
         require_run_folder(path)
-        return cls(path, None)
+        self.path, self.notes = path, list[str]()
+        self.samples: dict[str, Sample] = {}
+        afresh = "move the folder away and start the run again"
+        run = read_document(path / RUN_FILE, FORMAT, afresh)
+        self.run = checked(run, Run, str(path / RUN_FILE), f"restore it, or {afresh}")
+        self.sessions = read_sessions(path)
+        completions = path / COMPLETIONS_FILE
+        self._whole_bytes, last, repeated = 0, b"\n", 0
+        for line, sample in read_lines(completions, Sample, "restore the line, or delete it to run its sample again"):
+            if sample is None:
+                self.notes.append(f"{completions} ended in a cut line ({len(line)} bytes), which is left out")
+                break
+            repeated += sample.id in self.samples
+            self.samples.setdefault(sample.id, sample)
+            self._whole_bytes, last = self._whole_bytes + len(line), line
+        self._missing_newline = b"" if last.endswith(b"\n") else b"\n"
+        if repeated:
+            self.notes.append(
+                f"{completions} holds {repeated} records whose id it has already; the first of each counts"
+            )
 
-    def completed(self) -> dict[str, dict[str, Any]]:
-        """The finished samples' records by id, in the order of the file."""
-        return dict(self._records)
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Stores one finished sample; it is safe from a kill when this returns.
+class RunFolder(StoredRun):
+    """A run's folder, held by this process until ``close``; also a context manager.
+
+    A method that writes raises RunError if the disk is full or the folder is gone; what was stored before stays whole.
+    """
+
+    def __init__(self, path: Path, run: Run | None = None) -> None:
+        """Make the folder of a run, run.json first, or open it again; without ``run`` one that is there.
 
         Raises:
-            RunError: the disk is full or the folder is gone; what was stored before stays whole.
+            ConfigError: another process holds the folder, it is not a run's, or of another config or other problems,
+                or it cannot be written.
+            DataError: a file in it is broken, other than a cut last line.
         """
-        _require(COMPLETION, record, COMPLETIONS_FILE)
-        if record["id"] in self._records:
-            raise ValueError(f"sample {record['id']} is stored already")
+        self._completions: FileIO | None = None
+        self._started_at, self._started = now(), time.monotonic()
+        self._process = os.getpid()
+        if run is None:
+            require_run_folder(path)
+        elif run.config_hash != config_hash(run.config):
+            raise ValueError("config_hash is not the hash of config")
+        else:
+            with file_access("make the run folder", path, ConfigError):
+                path.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as lock:
+            lock.enter_context(held(path))
+            if run is not None and not (path / RUN_FILE).exists():
+                if (path / COMPLETIONS_FILE).exists():
+                    what = f"has {COMPLETIONS_FILE} but no {RUN_FILE}"
+                    raise ConfigError(f"{path} {what}; restore it, or move the folder away")
+                write_document(path / RUN_FILE, run.model_dump(), ConfigError)
+            super().__init__(path)
+            self._earlier_sessions = len(self.sessions)
+            if run is not None and (difference := _difference(self.run, run)):
+                raise ConfigError(f"{path} {difference}; move the folder away or choose another output folder")
+            self.notes[:0] = _changes(self.run, run or self.run)
+            self._mend()
+            self._lock = lock.pop_all()
+
+    def append(self, sample: Sample) -> None:
+        """Store one finished sample; it is safe from a kill when this returns."""
+        if sample.id in self.samples:
+            raise ValueError(f"sample {sample.id} is stored already")
+        line = line_of(dict(sample))
         path = self.path / COMPLETIONS_FILE
-        line = line_of(record)
-        try:
+        with file_access("write", path, RunError):
             if self._completions is None:
-                self._completions = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            before = os.fstat(self._completions)
+                self._completions = path.open("ab", buffering=0)
+            descriptor = self._completions.fileno()
+            before = os.fstat(descriptor)
             if before.st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "it was deleted while the run was going on")
             try:
-                written = os.write(self._completions, line)
+                written = os.write(descriptor, line)
                 while written < len(line):
-                    written += os.write(self._completions, line[written:])
+                    written += os.write(descriptor, line[written:])
             except BaseException:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(self._completions, before.st_size)
+                    os.ftruncate(descriptor, before.st_size)
                 raise
-        except OSError as error:
-            raise file_error("write", path, error, RunError) from error
-        self._records[record["id"]] = dict(record)
+        self.samples[sample.id] = sample
 
-    def replace_completions(self, records: Iterable[Mapping[str, Any]]) -> Path | None:
-        """Replaces every record, as grading again does, in one step; the file as it was is kept.
-
-        Args:
-            records: one for each stored sample, with the same ids.
+    def replace_completions(self, samples: Iterable[Sample]) -> Path | None:
+        """Replace every sample by the one of its id, as grading again does, in one step.
 
         Returns:
-            The file that keeps the old records (completions.jsonl.1, then .2, ...), or None if nothing
-            changed and nothing was written.
+            The file that keeps the old samples (completions.jsonl.1, then .2, ...); None if nothing changed.
         """
-        new: dict[str, dict[str, Any]] = {}
-        for record in records:
-            _require(COMPLETION, record, COMPLETIONS_FILE)
-            new[record["id"]] = dict(record)
-        if new.keys() != self._records.keys():
-            raise ValueError("the new records are not of the samples that are stored")
-        if new == self._records:
+        new = {sample.id: sample for sample in samples}
+        if new.keys() != self.samples.keys():
+            raise ValueError("the new samples are not those that are stored")
+        if new == self.samples:
             return None
-        new = {identifier: new[identifier] for identifier in self._records}
-        path = self.path / COMPLETIONS_FILE
-        number = 1
+        new = {identifier: new[identifier] for identifier in self.samples}
+        path, number = self.path / COMPLETIONS_FILE, 1
         while (backup := path.with_name(f"{path.name}.{number}")).exists():
             number += 1
         self._close_completions()
-        try:
+        with file_access("write", path, RunError):
             try:
                 os.link(path, backup)
             except OSError:  # a file system without hard links
                 shutil.copy2(path, backup)
-            write_atomically(path, b"".join(line_of(record) for record in new.values()))
-        except OSError as error:
-            raise file_error("write", path, error, RunError) from error
-        self._records = new
+        write_file(path, b"".join(line_of(dict(sample)) for sample in new.values()))
+        self.samples = new
         return backup
 
     def record_session(self, measured: Mapping[str, Any]) -> None:
-        """Writes what this process has measured so far as its line of sessions.jsonl, in place of its last one.
+        """Write what this process has measured so far as its line of sessions.jsonl, in place of its last one.
 
-        Called every few samples, so that a kill loses little. The summary's speed and memory come from these lines.
-
-        Args:
-            measured: the schema's session keys without host, pid, started_at, updated_at, closed and
-                wall_s, which are added.
+        Called every few samples, so that a kill loses little; who measured it and when is added.
         """
-        session = {
-            "host": socket.gethostname(),
-            "pid": self._process,
-            "started_at": self._started_at,
-            "updated_at": now(),
-            "closed": False,
-            "wall_s": round(time.monotonic() - self._started, 3),
-            **measured,
-        }
-        _require(SESSION, session, SESSIONS_FILE)
-        self._session = session
-        self._write_sessions(durable=False)
+        own: dict[str, Any] = {"host": socket.gethostname(), "pid": self._process, "started_at": self._started_at}
+        self._write_session(Session(**own, **self._so_far(closed=False), **measured), durable=False)
 
-    def sessions(self) -> list[dict[str, Any]]:
-        """The lines of sessions.jsonl, this process's last."""
-        return [*self._earlier_sessions, *([self._session] if self._session else [])]
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes summary.json in one step.
-
-        Raises:
-            RunError: the disk is full or the folder is gone; an older summary stays.
-        """
-        _require(SUMMARY, summary, SUMMARY_FILE)
-        for metrics in (summary["overall"], *summary["tasks"].values()):
-            _require(METRICS, metrics, SUMMARY_FILE)
-        path = self.path / SUMMARY_FILE
-        try:
-            write_atomically(path, document(summary))
-        except OSError as error:
-            raise file_error("write", path, error, RunError) from error
+    def write_summary(self, summary: Summary) -> None:
+        """Write summary.json in one step."""
+        write_document(self.path / SUMMARY_FILE, summary.model_dump())
 
     def close(self) -> None:
-        """Waits for the disk, marks the session closed and lets the folder go; a second call does nothing."""
-        if self._lock is None or os.getpid() != self._process:
+        """Wait for the disk, mark the session closed and let the folder go; a second call does nothing."""
+        if os.getpid() != self._process:
             return
-        try:
+        with self._lock:
             self._close_completions()
-            if self._session is not None:
-                self._session |= {
-                    "updated_at": now(),
-                    "closed": True,
-                    "wall_s": round(time.monotonic() - self._started, 3),
-                }
-                self._write_sessions(durable=True)
-        finally:
-            self._release()
+            for session in self.sessions[self._earlier_sessions :]:
+                if not session.closed:
+                    self._write_session(session.model_copy(update=self._so_far(closed=True)), durable=True)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A full disk fails twice: the first message is the one to show.
         with contextlib.suppress(VaseError) if kind is not None else contextlib.nullcontext():
             self.close()
 
-    def _load(self, run: Mapping[str, Any] | None) -> None:
-        run_path, completions_path = self.path / RUN_FILE, self.path / COMPLETIONS_FILE
-        self.resumed = run_path.exists()
-        if self.resumed:
-            self.run = read_run(self.path)
-            if run is not None:
-                self._require_same(run)
-                self.notes += _changes(self.run, run)
-        elif run is None or completions_path.exists():
-            raise ConfigError(
-                f"{self.path} has {COMPLETIONS_FILE} but no {RUN_FILE}; restore it, or move the folder away"
-            )
-        else:
-            self.run = dict(run)
-            try:
-                write_atomically(run_path, document(run))
-            except OSError as error:
-                raise file_error("write", run_path, error, ConfigError) from error
-        self._earlier_sessions = read_sessions(self.path)
-        stored = read_completions(self.path)
-        self._records = stored.records
-        self.notes += stored.notes
-        try:
-            mend(completions_path, stored)
-        except OSError as error:
-            raise file_error("write", completions_path, error, ConfigError) from error
+    def _mend(self) -> None:
+        """Cut off what follows the last whole line, and write that line's newline if it lacks one."""
+        path = self.path / COMPLETIONS_FILE
+        with file_access("write", path, ConfigError):
+            if path.exists() and (self._missing_newline or path.stat().st_size != self._whole_bytes):
+                os.truncate(path, self._whole_bytes)
+                with path.open("ab") as file:
+                    file.write(self._missing_newline)
+                    file.flush()
+                    os.fsync(file.fileno())
 
-    def _require_same(self, run: Mapping[str, Any]) -> None:
-        was, now_is = self.run["config_hash"], run["config_hash"]
-        if was != now_is:
-            raise ConfigError(
-                f"{self.path} belongs to another config ({was[:8]}, this one is {now_is[:8]}); "
-                "move it away or choose another output folder"
-            )
-        facts = ("name", "version", "problems", "samples")
-        for stored, new in zip(self.run["tasks"], run["tasks"], strict=False):
-            for fact in facts:
-                if stored[fact] != new[fact]:
-                    raise ConfigError(
-                        f"{self.path} was started with {fact} {stored[fact]!r} of task {stored['name']}, now it is "
-                        f"{new[fact]!r}; move the folder away or choose another output folder"
-                    )
-        if len(self.run["tasks"]) != len(run["tasks"]):
-            raise ConfigError(f"{self.path} was started with other tasks; move it away or choose another output folder")
+    def _so_far(self, *, closed: bool) -> dict[str, Any]:
+        return {"updated_at": now(), "closed": closed, "wall_s": round(time.monotonic() - self._started, 3)}
 
-    def _write_sessions(self, *, durable: bool) -> None:
-        path = self.path / SESSIONS_FILE
-        try:
-            write_atomically(path, b"".join(line_of(session) for session in self.sessions()), durable=durable)
-        except OSError as error:
-            raise file_error("write", path, error, RunError) from error
+    def _write_session(self, session: Session, *, durable: bool) -> None:
+        self.sessions[self._earlier_sessions :] = [session]
+        lines = b"".join(line_of(dict(session)) for session in self.sessions)
+        write_file(self.path / SESSIONS_FILE, lines, durable=durable)
 
     def _close_completions(self) -> None:
         if self._completions is not None:
-            descriptor, self._completions = self._completions, None
-            try:
-                os.fsync(descriptor)
-            except OSError as error:
-                raise file_error("write", self.path / COMPLETIONS_FILE, error, RunError) from error
-            finally:
-                os.close(descriptor)
+            with file_access("write", self.path / COMPLETIONS_FILE, RunError), self._completions as file:
+                self._completions = None
+                os.fsync(file.fileno())
 
-    def _release(self) -> None:
-        if self._lock is not None:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._lock, 0)
-            _held_locks.discard(self._lock)
-            os.close(self._lock)
-            self._lock = None
+
+def require_run_folder(path: Path) -> None:
+    """Raise ConfigError unless the path is a folder with a run.json."""
+    written = "name one that `vase eval` has written"
+    if not path.is_dir():
+        raise ConfigError(f"no run folder at {path}; {written}")
+    if not (path / RUN_FILE).exists():
+        runs = [child for child in path.iterdir() if (child / RUN_FILE).exists()]
+        newest = max(runs, key=lambda child: (child.stat().st_mtime, child.name), default=None)
+        hint = written if newest is None else f"name one of the {len(runs)} in it, such as {newest}"
+        raise ConfigError(f"{path} is not a run folder: it has no {RUN_FILE}; {hint}")
+
+
+def read_sessions(path: Path) -> list[Session]:
+    """The whole lines of a folder's sessions.jsonl, if there is one; DataError names a broken one."""
+    lines = read_lines(path / SESSIONS_FILE, Session, "delete the line")
+    return [session for _, session in lines if session is not None]
+
+
+def _difference(stored: Run, run: Run) -> str:
+    """How a folder's run is not this one, or ""."""
+    if stored.config_hash != run.config_hash:
+        return f"belongs to another config ({stored.config_hash[:8]}, this one is {run.config_hash[:8]})"
+    for before, after in zip(stored.tasks, run.tasks, strict=False):
+        for fact in ("name", "version", "problems", "samples"):
+            if (old := getattr(before, fact)) != (new := getattr(after, fact)):
+                return f"was started with {fact} {old!r} of task {before.name}, now it is {new!r}"
+    return "was started with other tasks" if len(stored.tasks) != len(run.tasks) else ""
+
+
+def _changes(stored: Run, new: Run) -> list[str]:
+    """What of the software and hardware differs from when the run was started, as one note."""
+    before, after = (
+        {"vase": run.vase_version, **run.versions, "gpus": run.hardware.get("gpus")} for run in (stored, new)
+    )
+    changed = [f"{name} {before.get(name)} -> {after[name]}" for name in after if before.get(name) != after[name]]
+    return [f"the run goes on under other conditions than it started: {', '.join(changed)}"] if changed else []
 
 
 @contextlib.contextmanager
@@ -334,16 +266,32 @@ def held(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder for a while; the system lets it go when the process ends in any way.
 
     Raises:
-        ConfigError: another process holds it, or it cannot be written.
+        ConfigError: another process holds it, or it cannot be written or locked.
     """
-    descriptor = _acquire(folder / _LOCK_FILE)
+    from filelock import FileLock, Timeout
+
+    path, process = folder / ".lock", os.getpid()
+    lock = FileLock(path, timeout=0, fallback_to_soft=False)  # a soft lock would outlive a kill
     try:
+        lock.acquire()
+    except Timeout as error:
+        holder = ""
+        with contextlib.suppress(OSError):
+            holder = path.read_text(encoding="utf-8", errors="replace")[:300]
+        raise ConfigError(
+            f"{folder} is in use by {holder or 'another process'}; wait until it ends, or stop it"
+        ) from error
+    except OSError as error:
+        raise file_error("lock", path, error, ConfigError) from error
+    try:
+        with contextlib.suppress(OSError):  # a system may keep a locked file from being written
+            path.write_text(f"process {process} on {socket.gethostname()}", encoding="utf-8")
         yield
     finally:
-        _held_locks.discard(descriptor)
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, 0)
-        os.close(descriptor)
+        if os.getpid() == process:  # a forked worker has a copy of this, but not the lock
+            with contextlib.suppress(OSError):
+                os.truncate(path, 0)
+            lock.release()
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -359,53 +307,6 @@ def config_hash(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def run_name(*parts: str, config_hash: str) -> str:
-    """Name of a run's folder: its parts (recipe, tasks, method, budget) and eight digits of the config's hash."""
-    slugs = [re.sub(r"[^\w.+]+", "-", part).strip("-.") for part in parts]
-    stem = "-".join(slug for slug in slugs if slug).encode()[:_LONGEST_NAME].decode(errors="ignore")
-    return f"{stem or 'run'}-{config_hash[:8]}"
-
-
-def _changes(stored: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What of the software and hardware differs from when the run was started, as one note."""
-    before = {"vase": stored["vase_version"], **stored["versions"], "gpus": stored["hardware"].get("gpus")}
-    after = {"vase": new["vase_version"], **new["versions"], "gpus": new["hardware"].get("gpus")}
-    changed = [f"{name} {before.get(name)} -> {after[name]}" for name in after if before.get(name) != after[name]]
-    return [f"the run goes on under other conditions than it started: {', '.join(changed)}"] if changed else []
-
-
-def _acquire(path: Path) -> int:
-    """Takes the lock, which the system frees when the process ends in any way; returns its descriptor."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise file_error("write", path, error, ConfigError) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    except BlockingIOError as error:
-        holder = os.pread(descriptor, 300, 0).decode(errors="replace") or "another process"
-        os.close(descriptor)
-        raise ConfigError(f"{path.parent} is in use by {holder}; wait until it ends, or stop it") from error
-    except OSError as error:
-        os.close(descriptor)
-        raise file_error("lock", path, error, ConfigError) from error
-    _held_locks.add(descriptor)
-    return descriptor
-
-
-def _drop_inherited_locks() -> None:
-    for descriptor in _held_locks:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _held_locks.clear()
-
-
-# A forked worker shares the descriptor, and would hold the lock on if its parent were killed.
-os.register_at_fork(after_in_child=_drop_inherited_locks)
-
-
 def _canonical(value: Any) -> Any:
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
@@ -416,9 +317,11 @@ def _canonical(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _require(keys: tuple[Key, ...], value: Any, where: str) -> None:
-    if wrong := check(keys, value):
-        raise ValueError(f"{where}: {wrong}")
+def run_name(*parts: str, config_hash: str) -> str:
+    """Name of a run's folder: its parts (recipe, tasks, method, budget) and eight digits of the config's hash."""
+    slugs = [re.sub(r"[^\w.+]+", "-", part).strip("-.") for part in parts]
+    stem = "-".join(slug for slug in slugs if slug).encode()[:_LONGEST_NAME].decode(errors="ignore")
+    return f"{stem or 'run'}-{config_hash[:8]}"
 
 
 def now() -> str:

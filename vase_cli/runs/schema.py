@@ -1,249 +1,221 @@
-"""Every key of a run folder's files, in one place: its type, unit and meaning.
-
-The same tables check what is written and read (``check``) and print themselves (``vase eval --schema``).
-"""
+"""Every key of a run folder's files: the records check what is written and read, and describe themselves."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, dataclass_transform
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 FORMAT = 1
 """Version of the files' format, stored in run.json."""
 
 
-@dataclass(frozen=True)
-class Key:
-    """One key of a JSON object.
-
-    Attributes:
-        type: JSON type: string, integer, number, boolean, object or array; ``| null`` where it may be null.
-        unit: of a number, else "".
-        values: all values there are, where they are few.
-        timing: the value differs between two runs of the same tokens.
-    """
-
-    name: str
-    type: str
-    unit: str
-    meaning: str
-    values: tuple[str | None, ...] = ()
-    timing: bool = False
+def key(meaning: str, unit: str = "", *, timing: bool = False) -> Any:
+    """A key of a file; ``timing``: its value differs between two runs of the same tokens."""
+    return Field(description=meaning, json_schema_extra={"unit": unit, "timing": timing})
 
 
-RUN = (
-    Key("format", "integer", "", f"version of the run folder's format; this is {FORMAT}"),
-    Key("name", "string", "", "name of the run folder"),
-    Key("config", "object", "", "resolved values that decide the tokens and grades"),
-    Key("config_hash", "string", "", "SHA-256 of config in canonical JSON, 64 hexadecimal digits"),
-    Key("options", "object", "", "resolved values that decide speed and memory only, as asked for"),
-    Key("origins", "object", "", "for each key of config and options, where its value came from"),
-    Key("seeds", "object", "", "every seed by name"),
-    Key("budgets", "object", "", "for each task, the sentence that says how its budget came about"),
-    Key("tasks", "array", "", "one object for each task, in order; see 'run.json tasks[]'"),
-    Key("vase_version", "string", "", "version of VaSE CLI"),
-    Key("versions", "object", "", "version of Python and of each library; null where it is not installed"),
-    Key("git", "object | null", "", "commit of the checkout VaSE CLI ran from, and whether it had changes (dirty)"),
-    Key("hardware", "object", "", "cpu, cores, ram_bytes and gpus (names)"),
-    Key("started_at", "string", "ISO 8601, UTC", "when the run was first started", timing=True),
-    Key("command", "array", "", "the command line, one string for each argument"),
-)
+@dataclass_transform(kw_only_default=True, field_specifiers=(key,))
+class Record(BaseModel):
+    """A JSON object with exactly the keys of its class, and values of exactly their types; it never changes."""
 
-RUN_TASK = (
-    Key("name", "string", "", "name of the task"),
-    Key("version", "integer", "", "version of the task: a change that moves its figures raises it"),
-    Key("source", "string", "", "where the problems came from: hub id and revision, or a file"),
-    Key("problems", "integer", "", "problems in this run"),
-    Key("samples", "integer", "", "samples of each problem"),
-    Key("grader", "string", "", "name of the grader; empty for prompts without right answers"),
-    Key("fallbacks", "array", "", "extraction rules the task allows beyond the last \\boxed{}"),
-    Key("skipped_rows", "array", "", "rows left out, one line each with file, line and why"),
-)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
-COMPLETION = (
-    Key("id", "string", "", "task/problem id/sample; unique in the file"),
-    Key("task", "string", "", "name of the task"),
-    Key("problem_id", "string", "", "id of the problem in the task"),
-    Key("sample", "integer", "", "index of the sample, from 0"),
-    Key("seed", "integer", "", "seed of the run; with problem and sample it decides every draw"),
-    Key("prompt_tokens", "integer", "tokens", "tokens of the prompt"),
-    Key("completion_tokens", "integer", "tokens", "tokens the model wrote, the end token included"),
-    Key("text", "string", "", "what the model wrote"),
-    Key("thought_open", "boolean", "", "the prompt already opened <think>, so text starts inside the thought"),
-    Key(
-        "finish_reason",
-        "string",
-        "",
-        "an end token, the token limit, or an error",
-        ("stop", "length", "error"),
-    ),
-    Key("error", "string | null", "", "what went wrong with this sample, in generation or grading"),
-    Key(
-        "grade",
-        "string | null",
-        "",
-        "the grader's verdict, or error if generation failed; null for a prompt without a right answer",
-        ("correct", "wrong", "no_answer", "error", None),
-    ),
-    Key("extracted", "string | null", "", "the answer found in the text"),
-    Key("rule", "string", "", "extraction rule that found it: boxed, or the name of a fallback; empty if none did"),
-    Key("gold", "string", "", "the right answer"),
-    Key("cuts", "integer", "", "times the sequence's cache was cut back to the budget"),
-    Key("cached_tokens", "integer", "tokens", "tokens held for each KV head at the end"),
-    Key(
-        "repetition", "boolean", "", "the text ends in a loop: a phrase five times in a row in its last 500 characters"
-    ),
-    Key("garbage", "boolean", "", "the last 200 characters are mostly not text"),
-    Key("latency_s", "number", "s", "from the sample's admission to its last token", timing=True),
-    Key("metadata", "object", "", "what the task adds, such as the order of the options"),
-)
 
-SESSION = (
-    Key("host", "string", "", "name of the machine"),
-    Key("pid", "integer", "", "process id"),
-    Key("started_at", "string", "ISO 8601, UTC", "when the process opened the run folder", timing=True),
-    Key("updated_at", "string", "ISO 8601, UTC", "when this line was last written", timing=True),
-    Key("closed", "boolean", "", "the process left the folder in order; false: it runs still, or was killed"),
-    Key("device", "string", "", "what it computed on"),
-    Key("slots", "integer", "sequences", "sequences decoded at a time"),
-    Key("samples", "integer", "samples", "samples this process finished"),
-    Key("prefill_tokens", "integer", "tokens", "prompt tokens this process ran"),
-    Key("prefill_s", "number", "s", "time in prefill", timing=True),
-    Key("decode_tokens", "integer", "tokens", "tokens this process decoded, those of unfinished samples included"),
-    Key("decode_s", "number", "s", "time in decoding, eviction included", timing=True),
-    Key("wall_s", "number", "s", "from opening the folder to the last write", timing=True),
-    Key("weights_bytes", "integer | null", "bytes", "the model's weights"),
-    Key("cache_bytes", "integer | null", "bytes", "the KV cache of all slots"),
-    Key("cache_bytes_per_token", "integer | null", "bytes", "keys and values of one token over all layers and heads"),
-    Key("peak_bytes", "integer | null", "bytes", "most memory in use on the device; null where it is not measured"),
-)
+class RunTask(Record):
+    """One task of run.json."""
 
-METRICS = (
-    Key("problems", "integer", "", "problems with at least one finished sample"),
-    Key("planned_problems", "integer", "", "problems of the run"),
-    Key("samples", "integer", "", "finished samples"),
-    Key("planned_samples", "integer", "", "samples of the run"),
-    Key("complete", "boolean", "", "every planned sample is finished; if not, every figure is of a part"),
-    Key("accuracy", "number | null", "fraction", "mean over problems of the mean over samples; only 'correct' counts"),
-    Key("standard_error", "number | null", "fraction", "of accuracy, over problems; null for fewer than two"),
-    Key("strict_accuracy", "number | null", "fraction", "accuracy if answers found by a fallback counted as wrong"),
-    Key(
-        "pass_at_k", "object", "fraction", "for k = 1, 2, 4, ... up to the fewest samples of a problem: unbiased pass@k"
-    ),
-    Key("no_answer_share", "number | null", "fraction", "samples without an answer"),
-    Key("truncated_share", "number | null", "fraction", "samples that ended at the token limit"),
-    Key("loop_share", "number | null", "fraction", "samples that end in a loop"),
-    Key("garbage_share", "number | null", "fraction", "samples whose tail is mostly not text"),
-    Key("error_share", "number | null", "fraction", "samples that failed in generation or grading"),
-    Key("fallback_rules", "object", "samples", "for each fallback, the samples whose answer it found"),
-    Key("mean_prompt_tokens", "number | null", "tokens", "mean over samples"),
-    Key("mean_completion_tokens", "number | null", "tokens", "mean over samples"),
-    Key("mean_cuts", "number | null", "", "mean over samples of the times the cache was cut"),
-    Key(
-        "mean_cached_tokens", "number | null", "tokens", "mean over samples of the tokens held for a KV head at the end"
-    ),
-    Key("skipped_rows", "integer", "rows", "rows of the problem file left out"),
-)
+    name: str = key("name of the task")
+    version: int = key("version of the task: a change that moves its figures raises it")
+    source: str = key("where the problems came from: hub id and revision, or a file")
+    problems: int = key("problems in this run")
+    samples: int = key("samples of each problem")
+    grader: str = key("name of the grader; empty for prompts without right answers")
+    fallbacks: list[str] = key("extraction rules the task allows beyond the last \\boxed{}")
+    skipped_rows: list[str] = key("rows left out, one line each with file, line and why")
 
-SUMMARY = (
-    Key("name", "string", "", "name of the run folder"),
-    Key("config_hash", "string", "", "as in run.json"),
-    Key("complete", "boolean", "", "every planned sample is finished"),
-    Key("samples", "integer", "", "finished samples"),
-    Key("planned_samples", "integer", "", "samples of the run"),
-    Key("tasks", "object", "", "for each task, its figures; see 'summary.json overall, tasks.*'"),
-    Key("overall", "object", "", "the same figures with the problems of all tasks taken as one set"),
-    Key("sessions", "integer", "", "processes that worked on the run; see sessions.jsonl"),
-    Key("wall_s", "number | null", "s", "sum over all sessions; null without one", timing=True),
-    Key("device", "string | null", "", "device of the last session that decoded: the keys below are of it"),
-    Key("slots", "integer | null", "sequences", "sequences decoded at a time, in that session"),
-    Key(
-        "prefill_tokens_per_s",
-        "number | null",
-        "tokens/s",
+
+class Run(Record):
+    """run.json: what a run is of."""
+
+    format: int = key(f"version of the run folder's format; this is {FORMAT}")
+    name: str = key("name of the run folder")
+    config: dict[str, Any] = key("resolved values that decide the tokens and grades")
+    config_hash: str = key("SHA-256 of config in canonical JSON, 64 hexadecimal digits")
+    options: dict[str, Any] = key("resolved values that decide speed and memory only, as asked for")
+    origins: dict[str, str] = key("for each key of config and options, where its value came from")
+    seeds: dict[str, int] = key("every seed by name")
+    budgets: dict[str, str] = key("for each task, the sentence that says how its budget came about")
+    tasks: list[RunTask] = key("one object for each task, in order; see 'run.json tasks[]'")
+    vase_version: str = key("version of VaSE CLI")
+    versions: dict[str, str | None] = key("version of Python and of each library; null where it is not installed")
+    git: dict[str, Any] | None = key("commit of the checkout VaSE CLI ran from, and whether it had changes (dirty)")
+    hardware: dict[str, Any] = key("cpu, cores, ram_bytes and gpus (names)")
+    started_at: str = key("when the run was first started", "ISO 8601, UTC", timing=True)
+    command: list[str] = key("the command line, one string for each argument")
+
+
+class Sample(Record):
+    """A line of completions.jsonl: one finished sample."""
+
+    id: str = key("task/problem id/sample; unique in the file")
+    task: str = key("name of the task")
+    problem_id: str = key("id of the problem in the task")
+    sample: int = key("index of the sample, from 0")
+    seed: int = key("seed of the run; with problem and sample it decides every draw")
+    prompt_tokens: int = key("tokens of the prompt", "tokens")
+    completion_tokens: int = key("tokens the model wrote, the end token included", "tokens")
+    text: str = key("what the model wrote")
+    thought_open: bool = key("the prompt already opened <think>, so text starts inside the thought")
+    finish_reason: Literal["stop", "length", "error"] = key("an end token, the token limit, or an error")
+    error: str | None = key("what went wrong with this sample, in generation or grading")
+    grade: Literal["correct", "wrong", "no_answer", "error"] | None = key(
+        "the grader's verdict, or error if generation failed; null for a prompt without a right answer"
+    )
+    extracted: str | None = key("the answer found in the text")
+    rule: str = key("extraction rule that found it: boxed, or the name of a fallback; empty if none did")
+    gold: str = key("the right answer")
+    cuts: int = key("times the sequence's cache was cut back to the budget")
+    cached_tokens: int = key("tokens held for each KV head at the end", "tokens")
+    repetition: bool = key("the text ends in a loop: a phrase five times in a row in its last 500 characters")
+    garbage: bool = key("the last 200 characters are mostly not text")
+    latency_s: float = key("from the sample's admission to its last token", "s", timing=True)
+    metadata: dict[str, Any] = key("what the task adds, such as the order of the options")
+
+
+class Session(Record):
+    """A line of sessions.jsonl: one process that worked on the run."""
+
+    host: str = key("name of the machine")
+    pid: int = key("process id")
+    started_at: str = key("when the process opened the run folder", "ISO 8601, UTC", timing=True)
+    updated_at: str = key("when this line was last written", "ISO 8601, UTC", timing=True)
+    closed: bool = key("the process left the folder in order; false: it runs still, or was killed")
+    wall_s: float = key("from opening the folder to the last write", "s", timing=True)
+    device: str = key("what it computed on")
+    slots: int = key("sequences decoded at a time", "sequences")
+    samples: int = key("samples this process finished", "samples")
+    prefill_tokens: int = key("prompt tokens this process ran", "tokens")
+    prefill_s: float = key("time in prefill", "s", timing=True)
+    decode_tokens: int = key("tokens this process decoded, those of unfinished samples included", "tokens")
+    decode_s: float = key("time in decoding, eviction included", "s", timing=True)
+    weights_bytes: int | None = key("the model's weights", "bytes")
+    cache_bytes: int | None = key("the KV cache of all slots", "bytes")
+    cache_bytes_per_token: int | None = key("keys and values of one token over all layers and heads", "bytes")
+    peak_bytes: int | None = key("most memory in use on the device; null where it is not measured", "bytes")
+
+
+class Metrics(Record):
+    """The figures of one task, or of all."""
+
+    problems: int = key("problems with at least one finished sample")
+    planned_problems: int = key("problems of the run")
+    samples: int = key("finished samples")
+    planned_samples: int = key("samples of the run")
+    complete: bool = key("every planned sample is finished; if not, every figure is of a part")
+    accuracy: float | None = key("mean over problems of the mean over samples; only 'correct' counts", "fraction")
+    standard_error: float | None = key("of accuracy, over problems; null for fewer than two", "fraction")
+    strict_accuracy: float | None = key("accuracy if answers found by a fallback counted as wrong", "fraction")
+    pass_at_k: dict[str, float] = key(
+        "for k = 1, 2, 4, ... up to the fewest samples of a problem: unbiased pass@k", "fraction"
+    )
+    no_answer_share: float | None = key("samples without an answer", "fraction")
+    truncated_share: float | None = key("samples that ended at the token limit", "fraction")
+    loop_share: float | None = key("samples that end in a loop", "fraction")
+    garbage_share: float | None = key("samples whose tail is mostly not text", "fraction")
+    error_share: float | None = key("samples that failed in generation or grading", "fraction")
+    fallback_rules: dict[str, int] = key("for each fallback, the samples whose answer it found", "samples")
+    mean_prompt_tokens: float | None = key("mean over samples", "tokens")
+    mean_completion_tokens: float | None = key("mean over samples", "tokens")
+    mean_cuts: float | None = key("mean over samples of the times the cache was cut")
+    mean_cached_tokens: float | None = key("mean over samples of the tokens held for a KV head at the end", "tokens")
+    skipped_rows: int = key("rows of the problem file left out", "rows")
+
+
+class Summary(Record):
+    """summary.json: the figures of a run."""
+
+    name: str = key("name of the run folder")
+    config_hash: str = key("as in run.json")
+    complete: bool = key("every planned sample is finished")
+    samples: int = key("finished samples")
+    planned_samples: int = key("samples of the run")
+    tasks: dict[str, Metrics] = key("for each task, its figures; see 'summary.json overall, tasks.*'")
+    overall: Metrics = key("the same figures with the problems of all tasks taken as one set")
+    sessions: int = key("processes that worked on the run; see sessions.jsonl")
+    wall_s: float | None = key("sum over all sessions; null without one", "s", timing=True)
+    device: str | None = key("device of the last session that decoded: the keys below are of it")
+    slots: int | None = key("sequences decoded at a time, in that session", "sequences")
+    prefill_tokens_per_s: float | None = key(
         "measured: prompt tokens over time in prefill, of the sessions on that device; stored samples add nothing",
-        timing=True,
-    ),
-    Key(
-        "decode_tokens_per_s",
-        "number | null",
         "tokens/s",
+        timing=True,
+    )
+    decode_tokens_per_s: float | None = key(
         "measured: tokens decoded in all slots over time in decoding, of the sessions on that device; "
         "stored samples add nothing",
+        "tokens/s",
         timing=True,
-    ),
-    Key("weights_bytes", "integer | null", "bytes", "the model's weights, in that session"),
-    Key("cache_bytes", "integer | null", "bytes", "the KV cache of all slots, in that session"),
-    Key("peak_bytes", "integer | null", "bytes", "most memory in use, over the sessions on that device"),
-    Key(
-        "dense_cache_bytes",
-        "integer | null",
-        "bytes",
+    )
+    weights_bytes: int | None = key("the model's weights, in that session", "bytes")
+    cache_bytes: int | None = key("the KV cache of all slots, in that session", "bytes")
+    peak_bytes: int | None = key("most memory in use, over the sessions on that device", "bytes")
+    dense_cache_bytes: int | None = key(
         "keys and values of every token of the run's longest texts, one for each slot: "
         "what a cache without eviction must hold at the worst moment",
-    ),
-)
+        "bytes",
+    )
 
-SCHEMA: dict[str, tuple[Key, ...]] = {
-    "run.json": RUN,
-    "run.json tasks[]": RUN_TASK,
-    "completions.jsonl": COMPLETION,
-    "sessions.jsonl": SESSION,
-    "summary.json": SUMMARY,
-    "summary.json overall, tasks.*": METRICS,
-}
 
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "object": Mapping,
-    "array": (list, tuple),
-    "null": type(None),
+SCHEMA: dict[str, type[Record]] = {
+    "run.json": Run,
+    "run.json tasks[]": RunTask,
+    "completions.jsonl": Sample,
+    "sessions.jsonl": Session,
+    "summary.json": Summary,
+    "summary.json overall, tasks.*": Metrics,
 }
 
 
-def check(keys: tuple[Key, ...], value: Any) -> str:
-    """What is wrong with an object that should have exactly these keys, or "" if it is right."""
-    if not isinstance(value, Mapping):
-        return "not a JSON object"
-    known = {key.name for key in keys}
-    missing = [key.name for key in keys if key.name not in value]
-    surplus = [str(name) for name in value if name not in known]
-    if missing or surplus:
-        named = [("missing: ", missing), ("unknown: ", surplus)]
-        return "; ".join(title + ", ".join(names) for title, names in named if names)
-    for key in keys:
-        item = value[key.name]
-        types = key.type.split(" | ")
-        if not any(
-            isinstance(item, _TYPES[name]) and (name == "boolean" or (item is not True and item is not False))
-            for name in types
-        ):
-            return f"{key.name} is {item!r:.40}, not {' or '.join(types)}"
-        if key.values and item not in key.values:
-            return f"{key.name} is {item!r:.40}, not one of {', '.join(map(str, key.values))}"
-    return ""
+def fault(error: ValidationError) -> str:
+    """What is wrong with an object, in one line: its missing and unknown keys, else its first wrong value."""
+    named: dict[str, list[str]] = {"missing": [], "extra_forbidden": []}
+    wrong = ""
+    for detail in error.errors(include_url=False):
+        name = ".".join(map(str, detail["loc"]))
+        named.setdefault(detail["type"], []).append(name)
+        wrong = wrong or f"{name} is {detail['input']!r:.40}, not {detail['msg'].removeprefix('Input should be ')}"
+    titles = {"missing": named["missing"], "unknown": named["extra_forbidden"]}
+    return "; ".join(f"{title}: {', '.join(names)}" for title, names in titles.items() if names) or wrong
+
+
+def described(record: type[Record]) -> list[dict[str, Any]]:
+    """For each key: name, JSON type, unit ("" for none), meaning, all values where they are few, and timing."""
+    entries = []
+    for name, shape in record.model_json_schema()["properties"].items():
+        branches = shape.get("anyOf", [shape])
+        types = [branch.get("type", "object") for branch in branches]
+        values = branches[0].get("enum", [])
+        facts = {"type": " | ".join(types), "unit": shape["unit"], "meaning": shape["description"]}
+        values = [*values, None] if values and "null" in types else values
+        entries.append({"name": name, **facts, "values": values, "timing": shape["timing"]})
+    return entries
 
 
 def schema_json() -> str:
     """The schema as one JSON object: for each file, its keys in order."""
-    return json.dumps({title: [asdict(key) for key in keys] for title, keys in SCHEMA.items()}, indent=2)
+    return json.dumps({title: described(record) for title, record in SCHEMA.items()}, indent=2)
 
 
 def schema_text() -> str:
     """The schema as plain text: for each file a heading, then one line for each key."""
     blocks = []
-    for title, keys in SCHEMA.items():
-        name_width = max(len(key.name) for key in keys)
-        type_width = max(len(key.type) for key in keys)
-        lines = [title]
-        for key in keys:
-            remarks = [key.unit] if key.unit else []
-            remarks += [" | ".join(str(value or "null") for value in key.values)] if key.values else []
-            remarks += ["timing"] if key.timing else []
-            remark = f" [{'; '.join(remarks)}]" if remarks else ""
-            lines.append(f"  {key.name:<{name_width}}  {key.type:<{type_width}}  {key.meaning}{remark}")
+    for title, record in SCHEMA.items():
+        lines, entries = [title], described(record)
+        name_width, type_width = (max(len(entry[column]) for entry in entries) for column in ("name", "type"))
+        for entry in entries:
+            values = " | ".join(value or "null" for value in entry["values"])
+            remark = "; ".join(filter(None, [entry["unit"], values, "timing" if entry["timing"] else ""]))
+            line = f"  {entry['name']:<{name_width}}  {entry['type']:<{type_width}}  {entry['meaning']}"
+            lines.append(f"{line} [{remark}]" if remark else line)
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)

@@ -1,0 +1,98 @@
+"""A run folder that an earlier version wrote is gone on with, graded and read as one of our own."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.cli_examples import Shell, only_run, open_shell, read_jsonl
+
+from vase_cli.runs.folder import StoredRun, config_hash
+from vase_cli.runs.schema import Sample, described
+
+(BEFORE,) = (Path(__file__).parents[1] / "data" / "runs_before").iterdir()
+RUNS = Path("runs")
+# The command that wrote it; the data are of a CPU.
+COMMAND = (
+    "eval", "--recipe", "tiny-reasoner", "--method", "snapkv", "--budget", "160", "--limit", "4", "--samples", "2",
+    "--slots", "2", "--max-new-tokens", "260", "--device", "cpu",
+)  # fmt: skip
+
+
+@pytest.fixture
+def vase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    shell = open_shell(tmp_path, monkeypatch, capsys)
+    shutil.copytree(BEFORE, RUNS / BEFORE.name)
+    return shell
+
+
+def without_timing(folder: Path) -> dict[str, dict[str, Any]]:
+    timing = {entry["name"] for entry in described(Sample) if entry["timing"]}
+    records = read_jsonl(folder / "completions.jsonl")
+    return {record["id"]: {key: record[key] for key in record if key not in timing} for record in records}
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """summary.json without the time, which was taken before the session was closed."""
+    return {**json.loads((folder / "summary.json").read_text()), "wall_s": None}
+
+
+def test_every_file_reads_as_it_was_written() -> None:
+    stored = StoredRun(BEFORE)
+    assert stored.notes == [] and len(stored.samples) == 8 and len(stored.sessions) == 1
+    run = json.loads((BEFORE / "run.json").read_text())
+    assert stored.run.model_dump() == run
+    assert config_hash(stored.run.config) == run["config_hash"] == stored.run.config_hash
+    for records, name in ((stored.samples.values(), "completions.jsonl"), (stored.sessions, "sessions.jsonl")):
+        lines = [json.dumps(dict(record), ensure_ascii=False) + "\n" for record in records]
+        assert "".join(lines) == (BEFORE / name).read_text(encoding="utf-8")
+
+
+def test_only_what_is_missing_is_computed(vase: Shell) -> None:
+    vase(*COMMAND, "--out", "fresh").lines()
+    fresh = only_run(Path("fresh"))
+    assert fresh.name == BEFORE.name
+    assert StoredRun(fresh).run.config_hash == StoredRun(BEFORE).run.config_hash
+    anew, before = without_timing(fresh), without_timing(BEFORE)
+    folder = RUNS / BEFORE.name
+    path = folder / "completions.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for torn in (b"", lines[-3][:100]):
+        shutil.copy(BEFORE / "sessions.jsonl", folder)
+        path.write_bytes(b"".join(lines[:-3]) + torn)
+        outcome = vase(*COMMAND)
+        assert outcome.lines()[0] == BEFORE.name
+        assert "recurrence: 5 of 8 samples are stored already" in outcome.err
+        assert ("ended in a cut line (100 bytes), which is left out" in outcome.err) == bool(torn)
+        assert only_run(RUNS) == folder
+        assert (folder / "run.json").read_bytes() == (BEFORE / "run.json").read_bytes()
+        assert path.read_bytes().startswith(b"".join(lines[:-3]))
+        first, second = read_jsonl(folder / "sessions.jsonl")
+        assert [first] == read_jsonl(BEFORE / "sessions.jsonl") and second["samples"] == 3
+        resumed = without_timing(folder)
+        added = {json.loads(line)["id"] for line in lines[-3:]}
+        assert {name: resumed[name] for name in added} == {name: anew[name] for name in added}
+        # Texts may differ in their bits from machine to machine; what was asked may not.
+        asked = ("task", "problem_id", "sample", "seed", "prompt_tokens", "gold", "thought_open", "metadata")
+        assert {name: [resumed[name][key] for key in asked] for name in resumed} == {
+            name: [before[name][key] for key in asked] for name in before
+        }
+
+
+def test_grading_it_changes_nothing(vase: Shell) -> None:
+    outcome = vase("grade", RUNS / BEFORE.name)
+    assert outcome.lines()[0] == BEFORE.name and outcome.err.splitlines() == ["0 grades changed"]
+    assert {path.name for path in (RUNS / BEFORE.name).iterdir()} == {path.name for path in BEFORE.iterdir()} | {
+        ".lock"
+    }
+    for name in ("run.json", "completions.jsonl", "sessions.jsonl"):
+        assert (RUNS / BEFORE.name / name).read_bytes() == (BEFORE / name).read_bytes()
+    assert summary(RUNS / BEFORE.name) == summary(BEFORE)
+
+
+def test_a_finished_one_is_shown_without_the_model(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vase_cli.engine.assembly.load", None)
+    (line,) = vase(*COMMAND, "--json").lines()
+    assert {**json.loads(line), "wall_s": None} == summary(BEFORE)
+    assert (RUNS / BEFORE.name / "completions.jsonl").read_bytes() == (BEFORE / "completions.jsonl").read_bytes()
