@@ -92,7 +92,7 @@ def _check_golds(task: Task, problems: ProblemSet) -> None:
     with plugins.load("graders", task.grader)() as grader:
         for problem in problems.problems:
             try:
-                grader.check_gold(problem.answer)
+                grader.parse_gold(problem.answer)
             except DataError as error:
                 raise DataError(f"{problems.source}: problem {problem.id} of {task.name}: {error}") from error
 
