@@ -48,7 +48,7 @@ outputs = []
 for arguments in (
     ["--help"],
     ["run", "Start 5, 5.", "--max-new-tokens", "5", "--device", "cpu"],
-    ["eval", "--method", "vase-attnv", "--limit", "1", "--slots", "1", "--max-new-tokens", "30", "--device", "cpu", "--json"],
+    ["eval", "--method", "vase-attnv", "--limit", "1", "--max-new-tokens", "30", "--device", "cpu", "--json"],
 ):
     with redirect_stdout(io.StringIO()) as out:
         try:
