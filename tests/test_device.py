@@ -100,7 +100,7 @@ def test_auto_is_cuda_where_there_is_one_and_never_apples_gpu(monkeypatch: pytes
     assert resolve_device("auto") == torch.device("cuda", 0)
     assert resolve_device("cuda:1") == torch.device("cuda", 1)
     assert chosen == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    with pytest.raises(ModelError, match="^no CUDA device 2: PyTorch sees 2; use --device cpu or auto$"):
+    with pytest.raises(ModelError, match=r"^no CUDA device 2: PyTorch sees 2; use --device cpu or auto$"):
         resolve_device("cuda:2")
 
 
@@ -108,5 +108,5 @@ def test_apples_gpu_is_taken_where_pytorch_sees_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert resolve_device("mps") == torch.device("mps")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ModelError, match="^no MPS device: PyTorch sees no Apple GPU; use --device cpu or auto$"):
+    with pytest.raises(ModelError, match=r"^no MPS device: PyTorch sees no Apple GPU; use --device cpu or auto$"):
         resolve_device("mps")
