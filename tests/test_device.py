@@ -1,12 +1,22 @@
 """Devices, and the memory that is free and taken."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 from vase_cli import device
-from vase_cli.device import available_ram_bytes, peak_resident_bytes, reset_peak_resident_bytes, resident_bytes
+from vase_cli.device import (
+    available_ram_bytes,
+    peak_resident_bytes,
+    reset_peak_resident_bytes,
+    resident_bytes,
+    resolve_device,
+)
+from vase_cli.errors import ModelError
 
 
 def write_group(folder: Path, **files: str) -> None:
@@ -66,3 +76,37 @@ def test_the_peak_counts_from_its_reset():
     reset_peak_resident_bytes()
     assert peak_resident_bytes() <= high - 32 * 2**20
     assert peak_resident_bytes() >= resident_bytes() - 2**20
+
+
+def test_the_peak_of_a_system_without_proc_is_what_the_system_counts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device, "_lines", lambda path: [])
+    assert peak_resident_bytes() >= resident_bytes() - 2**20
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    assert peak_resident_bytes() == pytest.approx(resident_bytes(), rel=0.1)
+    memory = SimpleNamespace(rss=1, peak_wset=2)
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(memory_info=lambda: memory))
+    assert peak_resident_bytes() == 2
+
+
+@pytest.mark.parametrize("mps", [False, True])
+def test_auto_is_cuda_where_there_is_one_and_never_apples_gpu(monkeypatch: pytest.MonkeyPatch, mps: bool):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert resolve_device("auto") == torch.device("cuda", 0)
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    with pytest.raises(ModelError, match=r"^no CUDA device 2: PyTorch sees 2; use --device cpu or auto$"):
+        resolve_device("cuda:2")
+
+
+def test_apples_gpu_is_taken_where_pytorch_sees_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert resolve_device("mps") == torch.device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ModelError, match=r"^no MPS device: PyTorch sees no Apple GPU; use --device cpu or auto$"):
+        resolve_device("mps")

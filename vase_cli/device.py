@@ -1,11 +1,9 @@
-"""Where a model runs, and how much memory is there.
+"""Which device a model runs on, and how much memory the system and this process have.
 
-Nothing here loads torch before a device is asked for.
+Torch and psutil wait until one of them is asked.
 """
 
 import contextlib
-import os
-import resource
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +13,6 @@ from vase_cli.errors import ModelError
 if TYPE_CHECKING:
     import torch
 
-_RUSAGE_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
-
 _CONTROL_GROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -24,34 +20,33 @@ _CONTROL_GROUPS = (
 """A container's limit (versions 2 and 1), what is used of it, and what of that are files' pages it can drop."""
 
 
-def resolve_device(device: str) -> "torch.device":
-    """ "auto" is the first CUDA device, else the CPU. A CUDA device becomes the process's current one: streams, events
-    and kernels that name no device work there.
+def resolve_device(name: str) -> "torch.device":
+    """The device of a name, such as "cpu", "cuda", "cuda:1" or "mps"; "auto" is the first CUDA device, else the CPU.
+
+    A CUDA device becomes the process's current one: streams, events and kernels that name no device work there.
 
     Raises:
-        ModelError: a CUDA device that is not there.
+        ModelError: a CUDA device or Apple's GPU that is not there.
     """
     import torch
 
-    if device == "auto":
-        device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    resolved = torch.device(device)
-    if resolved.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = resolved.index or 0
-        if index >= count:
-            raise ModelError(f"no CUDA device {index}: PyTorch sees {count}; use --device cpu or auto")
-        torch.cuda.set_device(index)
-        return torch.device("cuda", index)
-    return resolved
+    cuda_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device(name if name != "auto" else "cuda" if cuda_devices else "cpu")
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+        if device.index >= cuda_devices:
+            raise ModelError(f"no CUDA device {device.index}: PyTorch sees {cuda_devices}; use --device cpu or auto")
+        torch.cuda.set_device(device)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ModelError("no MPS device: PyTorch sees no Apple GPU; use --device cpu or auto")
+    return device
 
 
 def available_ram_bytes() -> int:
     """Memory that this process could still take: the system's, or less where a control group limits it."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
     for folder, limit_name, used_name, reclaimable_name in _CONTROL_GROUPS:
         limit, used = _lines(folder / limit_name), _lines(folder / used_name)
         if limit and used and limit[0].isdigit():
@@ -61,26 +56,31 @@ def available_ram_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM now; 0 where the system does not say."""
-    return _status_bytes("VmRSS")
+    """Memory of this process that is in RAM now."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
 
 
 def peak_resident_bytes() -> int:
-    """Most memory of this process that was in RAM since the last reset; since its start where there is none."""
-    return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RUSAGE_UNIT_BYTES
+    """Most memory of this process that was in RAM: since the last reset on Linux, else since its start."""
+    for line in _lines(Path("/proc/self/status")):
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    with contextlib.suppress(ImportError):  # Windows has no such module
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    import psutil
+
+    memory = psutil.Process().memory_info()
+    return int(getattr(memory, "peak_wset", memory.rss))
 
 
 def reset_peak_resident_bytes() -> None:
     """Start the peak anew, where the system can (Linux)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-
-
-def _status_bytes(key: str) -> int:
-    for line in _lines(Path("/proc/self/status")):
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def _lines(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.cli_examples import only_run, poisoned, problem_rows, read_jsonl, write_rows
+from helpers.memory import held_bytes
 from torch import Tensor
 
 from vase_cli.calibration import calibrate as module
@@ -149,7 +150,7 @@ def test_the_figures_are_those_of_transformers_values(
         torch.testing.assert_close(found.tensors[f"quantiles.{name}"][0, :, :, at], middle, rtol=1e-4, atol=1e-4)
     ninety = torch.cat(prompt + completion, dim=1).sort(dim=1).values
     ninety = ninety[:, math.ceil(0.9 * ninety.shape[1]) - 1]
-    torch.testing.assert_close(found.thresholds, ninety, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.tensors["thresholds"], ninety, rtol=1e-4, atol=1e-4)
     mean_first = torch.stack([ranges[:, :8] for ranges in everything]).mean(dim=0).transpose(1, 2)
     torch.testing.assert_close(found.tensors["first.mean_range"], mean_first, rtol=1e-4, atol=1e-4)
     assert found.facts["tokens"] == sum(ranges.shape[1] for ranges in everything)
@@ -190,7 +191,7 @@ def test_outliers_lengths_and_the_example_are_those_of_the_texts(
     assert example["shown_tokens"] == len(example["tokens"]) == len(ids[example["problem"]]) - 1
     assert found.tensors["example.range"].shape == (len(example["heads"]), example["shown_tokens"])
     layer, head = example["heads"][0]
-    assert example["thresholds"][0] == pytest.approx(float(found.thresholds[layer, head]))
+    assert example["thresholds"][0] == pytest.approx(float(found.tensors["thresholds"][layer, head]))
 
 
 def test_tokens_are_the_same_as_without_calibration(model_folder: Callable[..., Path], problems: Path, tmp_path: Path):
@@ -240,11 +241,11 @@ def test_what_a_kill_leaves_behind_is_measured_once(
     folder = model_folder("qwen3")
     undisturbed = calibrated(folder, problems, tmp_path / "undisturbed", slots=1)
     with monkeypatch.context() as patch:
-        save = module._Measuring._save
+        save = module._Recorder.save
         patch.setattr(module, "_SECONDS_BETWEEN_SAVES", 0.0)
         patch.setattr(module, "_SAVING_SHARE", math.inf)
         watcher = Watcher(5)
-        patch.setattr(module._Measuring, "_save", lambda self: save(self) if watcher.finished <= saved else None)
+        patch.setattr(module._Recorder, "save", lambda self: save(self) if watcher.finished <= saved else None)
         with pytest.raises(KeyboardInterrupt):
             calibrated(folder, problems, tmp_path / "out", slots=1, watcher=watcher)
     with (only_run(tmp_path / "out") / "texts.jsonl").open("ab") as file:
@@ -283,7 +284,7 @@ def test_another_rule_measures_nothing_anew(model_folder: Callable[..., Path], p
     second = calibrated(model_folder("qwen3"), problems, tmp_path / "out", rule="share:0.25", watcher=watcher)
     assert watcher.started == [(PROBLEMS, PROBLEMS)] and watcher.finished == 0
     assert second.path == first.path and second.facts["rule"] == "share:0.25"
-    assert (second.thresholds < first.thresholds).all()
+    assert (second.tensors["thresholds"] < first.tensors["thresholds"]).all()
     assert (second.tensors["over"] <= 0.25).all() and (second.tensors["over"] > 0.2).all()
     assert torch.equal(second.tensors["quantiles.rest"], first.tensors["quantiles.rest"])
 
@@ -438,15 +439,16 @@ def test_equal_ranges_fall_to_the_earlier_token():
 
 
 def test_memory_does_not_grow_with_the_text():
-    held_bytes = []
+    sizes = []
     for tokens in (4_000, 40_000):
         statistics = ValueStatistics(2, 3, size=512)
         statistics.add(0, 7, 100, a_text(tokens, 0), whole=True)
-        held_bytes.append(statistics.bytes + sum(one.nbytes for one in statistics.state().values()))
+        held_by_samples = sum(map(held_bytes, statistics.samples.values()))
+        sizes.append(held_by_samples + sum(one.nbytes for one in statistics.state().values()))
         example = statistics.example()
         assert example is not None and example[1].shape == (2, 3, EXAMPLE_TOKENS)
-        assert statistics.bytes < statistics.most_bytes
-    assert held_bytes[0] == held_bytes[1]
+        assert held_by_samples < statistics.most_bytes
+    assert sizes[0] == sizes[1]
 
 
 def test_a_long_text_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch):

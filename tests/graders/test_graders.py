@@ -9,7 +9,8 @@ from helpers.graders_cases import ANY, CASES, Case, box
 
 from vase_cli import plugins
 from vase_cli.errors import ConfigError, DataError
-from vase_cli.graders.base import Grader, answer_part, last_boxed
+from vase_cli.graders._extraction import answer_part, last_boxed
+from vase_cli.graders.base import Grader
 
 GRADERS = plugins.names("graders")
 
@@ -102,7 +103,7 @@ def test_contract(graders: dict[str, Grader], name: str) -> None:
     with pytest.raises(ConfigError, match=rf"the grader '{name}' has no fallback 'lucky_guess'; there are: \w+"):
         grader.grade("1", "", fallbacks=("lucky_guess",))
     with pytest.raises(DataError, match="the gold answer"):
-        grader.check_gold(" ")
+        grader.parse_gold(" ")
 
 
 def test_a_broken_gold_answer_is_an_error_that_names_it(graders: dict[str, Grader]) -> None:

@@ -56,7 +56,7 @@ def test_data_wins_over_the_variable_wins_over_the_hub(tmp_path: Path, monkeypat
     task = dataclasses.replace(plugins.load("tasks", "gsm8k"), count=1)
     hub_rows(monkeypatch, [{"question": "How many?", "answer": "#### 1"}])
     from_hub = task.problems()
-    assert (from_hub.problems[0].answer, from_hub.source) == ("1", f"hub openai/gsm8k@{task.revision}")
+    assert (from_hub.problems[0].answer, from_hub.source) == ("1", f"hub openai/gsm8k@{task.hub[0].revision}")
 
     variable = one_row(tmp_path / "variable" / "gsm8k.jsonl", "2")
     monkeypatch.setenv("VASE_DATA", str(variable.parent))

@@ -74,7 +74,7 @@ def test_generated_problems(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert len(found.problems) == task.count == len({problem.prompt for problem in found.problems})
     assert len({problem.id for problem in found.problems}) == task.count
     assert found.source == f"generated (version {task.version})"
-    assert (found.skipped_rows, task.hub_id, task.split, task.revision) == ((), None, None, None)
+    assert (found.skipped_rows, task.hub) == ((), ())
     assert task.problems(seed=1, limit=3).problems == found.problems[:3]
     monkeypatch.setenv("VASE_DATA", str(tmp_path))  # a folder without its file changes nothing
     assert task.problems() == found
@@ -163,12 +163,10 @@ def test_counts() -> None:
     assert {name: plugins.load("tasks", name).count for name in expected} == expected
 
 
-def test_joined_source_has_joined_facts() -> None:
+def test_the_page_is_that_of_the_first_dataset_unless_said_otherwise() -> None:
     hmmt = plugins.load("tasks", "hmmt25")
-    assert hmmt.hub_id == "MathArena/hmmt_feb_2025 + MathArena/hmmt_nov_2025"
-    assert hmmt.revision == f"{hmmt.hub[0].revision} + {hmmt.hub[1].revision}"
-    half = dataclasses.replace(hmmt, hub=(hmmt.hub[0], dataclasses.replace(hmmt.hub[1], revision=None)))
-    assert half.revision is None
+    assert hmmt.url == "https://huggingface.co/datasets/MathArena/hmmt_feb_2025"
+    assert dataclasses.replace(hmmt, url="https://example.org").url == "https://example.org"
 
 
 # --- option order -------------------------------------------------------------------------------------------
@@ -235,7 +233,7 @@ def test_a_file_is_a_task(tmp_path: Path) -> None:
     path.write_text('{"problem": "1 + 1?", "answer": 2}\n{"problem": "2 + 2?", "answer": 4}')
     (task,) = resolve_tasks([str(path)], grader="math")
     assert task.name == "my-problems-v2"
-    assert (task.grader, task.samples, task.count, task.hub_id, task.revision) == ("math", 1, None, None, None)
+    assert (task.grader, task.samples, task.count, task.hub) == ("math", 1, None, ())
     found = task.problems()
     assert found.source == str(path)
     assert [(problem.id, problem.answer) for problem in found.problems] == [("0", "2"), ("1", "4")]

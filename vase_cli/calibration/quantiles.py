@@ -6,7 +6,7 @@ so parts that were measured apart merge into exactly what the whole would have g
 share the keys. With n sampled tokens a quantile's rank is off by sqrt(q (1 - q) / n): at most 0.28% at one standard
 deviation for the usual 32,768, and by nothing as long as every token still fits.
 
-Letters: M metrics, L layers, H KV heads, T new tokens, n sampled tokens, Q levels.
+Shapes: M metrics, L layers, H KV heads, T new tokens, n sampled tokens, Q levels.
 """
 
 import math
@@ -19,14 +19,15 @@ from torch import Tensor
 from vase_cli.errors import DataError, ModelError
 
 SAMPLE_TOKENS = 32_768
+NOT_ITS_STATE = "not the state of this calibration; delete it to measure from the start"
 _FIRST_ROOM = 1024
 
 
 class TokenSample:
-    """What was seen of the tokens of one kind.
+    """A sample of the tokens of one kind.
 
     Attributes:
-        metrics: what the M statistics are called.
+        metrics: names of the M statistics.
         size: most tokens in the sample.
         count: tokens seen.
         maxima: (M, L, H) float32 on the device, the exact maxima; ``-inf`` before the first token.
@@ -44,24 +45,18 @@ class TokenSample:
         self.metrics = tuple(metrics)
         self.size = size
         self.count = 0
-        shape = (len(self.metrics), layers, heads)
-        self.maxima = torch.full(shape, -math.inf, device=device)
+        self.maxima = torch.full((len(self.metrics), layers, heads), -math.inf, device=device)
         # Keys stay on the host: which tokens are taken is known without asking the device.
         self._keys = torch.empty(0, dtype=torch.int64)
-        self._values = torch.empty((0, *shape), device=device)
+        self._values = torch.empty((0, *self.maxima.shape), device=device)
 
     def __len__(self) -> int:
         """n, the tokens in the sample."""
         return self._keys.shape[0]
 
     @property
-    def bytes(self) -> int:
-        """Memory of the sample, allocated room included."""
-        return self._values.nbytes + self._keys.nbytes + self.maxima.nbytes
-
-    @property
     def most_bytes(self) -> int:
-        """What :attr:`bytes` may grow to, and the copy that the growth needs."""
+        """Upper limit of the memory held, with the copy that the growth needs."""
         return 2 * 4 * self.size * self.maxima.numel()
 
     def update(self, keys: Tensor, statistics: Tensor) -> None:
@@ -79,10 +74,10 @@ class TokenSample:
         highest = statistics.amax(dim=2)
         # NaN and infinity survive a maximum; a statistic may not be negative infinity either.
         if not bool((highest.isfinite() & statistics.amin(dim=2).isfinite()).all()):
-            self._refuse(statistics)
-        self.maxima = torch.maximum(self.maxima, highest)
-        self.count += keys.shape[0]
-        self._take(keys, statistics.movedim(2, 0))
+            metric, layer, token, head = (int(number) for number in (~statistics.isfinite()).nonzero()[0])
+            value = float(statistics[metric, layer, token, head])
+            raise ModelError(f"layer {layer}, KV head {head}: the {self.metrics[metric]} of a value is {value}")
+        self._take(keys, statistics.movedim(2, 0), highest, keys.shape[0])
 
     def merged(self, other: "TokenSample") -> "TokenSample":
         """The sample of both sets of tokens, which have no token in common; exactly that of the whole."""
@@ -90,9 +85,7 @@ class TokenSample:
             raise ValueError("samples of different kinds do not merge")
         whole = TokenSample(self.metrics, *self.maxima.shape[1:], device=self.maxima.device, size=self.size)
         for part in (self, other):
-            whole._take(part._keys, part._values[: len(part)])
-            whole.count += part.count
-            whole.maxima = torch.maximum(whole.maxima, part.maxima.to(whole.maxima.device))
+            whole._take(part._keys, part._values[: len(part)], part.maxima, part.count)
         return whole
 
     def quantiles(self, levels: Sequence[float]) -> Tensor:
@@ -101,11 +94,10 @@ class TokenSample:
         Returns:
             (M, L, H, Q) float32 on the CPU; 0.0 without tokens.
         """
-        count = len(self)
-        if not count:
+        if not len(self):
             return torch.zeros((*self.maxima.shape, len(levels)))
-        ranks = torch.tensor([rank_of(level, count) for level in levels])
-        by_metric = [self.values(metric).sort(dim=0).values[ranks.to(self._values.device)] for metric in self.metrics]
+        # Metric by metric, as sorting needs a copy.
+        by_metric = [quantiles(self.values(metric), levels) for metric in self.metrics]
         return torch.stack(by_metric).movedim(1, -1).contiguous().cpu()
 
     def values(self, metric: str) -> Tensor:
@@ -117,75 +109,52 @@ class TokenSample:
         return self.maxima.cpu() if self.count else torch.zeros(self.maxima.shape)
 
     def state(self) -> dict[str, Tensor]:
-        """All there is to know, on the CPU and in the order of the keys: equal samples have equal states."""
+        """All tensors, on the CPU and in the order of the keys: equal samples have equal states."""
         keys, order = self._keys.sort()
         values = self._values[order.to(self._values.device)].cpu()
         return {"keys": keys, "values": values, "maxima": self.maxima.cpu(), "count": torch.tensor(self.count)}
 
     def restore(self, path: Path, state: Mapping[str, Tensor]) -> None:
-        """Become what ``state`` says; ``path`` is where it was read.
+        """Take over a state that was read from ``path``.
 
         Raises:
             DataError: it is not the state of such a sample.
         """
-        keys, values = state.get("keys"), state.get("values")
-        maxima, count = state.get("maxima"), state.get("count")
-        shape = tuple(self.maxima.shape)
-        if (
-            keys is None
-            or values is None
-            or maxima is None
-            or count is None
-            or tuple(maxima.shape) != shape
-            or tuple(values.shape) != (keys.numel(), *shape)
-            or keys.numel() != min(int(count), self.size)
-        ):
-            raise DataError(f"{path}: not the state of this calibration; delete it to measure from the start")
-        device = self.maxima.device
-        self._keys, self._values = keys.clone(), values.to(device, torch.float32).clone()
-        self.maxima, self.count = maxima.to(device, torch.float32), int(count)
+        shape, device = self.maxima.shape, self.maxima.device
+        if state.keys() != {"keys", "values", "maxima", "count"}:
+            raise DataError(f"{path}: {NOT_ITS_STATE}")
+        keys, count = state["keys"].clone(), int(state["count"])
+        fits = state["maxima"].shape == shape and state["values"].shape == (keys.numel(), *shape)
+        if not fits or keys.numel() != min(count, self.size):
+            raise DataError(f"{path}: {NOT_ITS_STATE}")
+        self._keys, self.count = keys, count
+        self._values = state["values"].to(device, torch.float32).clone()
+        self.maxima = state["maxima"].to(device, torch.float32)
 
-    def _take(self, keys: Tensor, values: Tensor) -> None:
+    def _take(self, keys: Tensor, values: Tensor, maxima: Tensor, count: int) -> None:
         """Keep the smallest keys of those held and these, with their values, (T, M, L, H)."""
+        self.maxima = torch.maximum(self.maxima, maxima.to(self.maxima.device))
+        self.count += count
         held = len(self)
-        total = held + keys.shape[0]
-        if total <= self.size:
-            self._reserve(total)
-            self._keys = torch.cat((self._keys, keys))
-            self._values[held:total] = values
-            return
-        if held == self.size:
-            below = (keys < self._keys.max()).nonzero().flatten()
-            if not below.numel():
-                return
-            keys, values = keys[below], values[below.to(values.device)]
-        chosen = torch.cat((self._keys, keys)).argsort(stable=True)[: self.size]
-        new = chosen[chosen >= held] - held
-        kept = torch.zeros(held, dtype=torch.bool)
-        kept[chosen[chosen < held]] = True
-        total = chosen.shape[0]
-        places = torch.cat(((~kept).nonzero().flatten(), torch.arange(held, total)))
-        self._reserve(total)
-        if total > held:
-            self._keys = torch.cat((self._keys, torch.empty(total - held, dtype=torch.int64)))
+        kept = torch.cat((self._keys, keys)).argsort(stable=True)[: self.size]
+        new = kept[kept >= held] - held
+        free = torch.ones(held, dtype=torch.bool)
+        free[kept[kept < held]] = False
+        places = torch.cat((free.nonzero().flatten(), torch.arange(held, len(kept))))
+        room = self._values.shape[0]
+        if len(kept) > room:  # it doubles until it is the sample's size, and stays then
+            larger = min(self.size, max(len(kept), 2 * room, _FIRST_ROOM))
+            self._values = torch.cat((self._values, self._values.new_empty((larger - room, *self.maxima.shape))))
+        self._keys = torch.cat((self._keys, keys.new_empty(len(kept) - held)))
         self._keys[places] = keys[new]
         device = self._values.device
         self._values[places.to(device)] = values[new.to(values.device)].to(device)
 
-    def _reserve(self, tokens: int) -> None:
-        """Room for so many tokens; it doubles until it is the sample's size, and stays then."""
-        room = self._values.shape[0]
-        if tokens <= room:
-            return
-        larger = min(self.size, max(tokens, 2 * room, _FIRST_ROOM))
-        values = self._values.new_empty((larger, *self._values.shape[1:]))
-        values[:room] = self._values
-        self._values = values
 
-    def _refuse(self, statistics: Tensor) -> None:
-        metric, layer, token, head = (int(number) for number in (~statistics.isfinite()).nonzero()[0])
-        value = float(statistics[metric, layer, token, head])
-        raise ModelError(f"layer {layer}, KV head {head}: the {self.metrics[metric]} of a value is {value}")
+def quantiles(values: Tensor, levels: Sequence[float]) -> Tensor:
+    """(Q, ...): along the first dimension of (n, ...), the smallest value that the share of a level does not exceed."""
+    ranks = [rank_of(level, values.shape[0]) for level in levels]
+    return values.sort(dim=0).values[torch.tensor(ranks, device=values.device)]
 
 
 def rank_of(level: float, count: int) -> int:

@@ -1,14 +1,15 @@
-"""Thresholds of the value range: fitted from a measurement, written beside a zoo entry, read and checked.
+"""Thresholds of the value range: fitted to a measurement, and written beside a zoo entry.
 
-Letters: L layers, H KV heads, n sampled tokens.
+Shapes: L layers, H KV heads, n sampled tokens.
 """
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from vase_cli.calibration.quantiles import TokenSample, rank_of
+from vase_cli.calibration.quantiles import TokenSample, quantiles
 from vase_cli.config.schema import ModelEntry
 from vase_cli.config.threshold_facts import SUFFIX, FitRule, ThresholdFacts, facts_text
 from vase_cli.errors import ConfigError, DataError, file_error
@@ -19,18 +20,11 @@ from vase_cli.tensor_files import tensor_bytes
 
 
 def fit(sample: TokenSample, rule: FitRule) -> Tensor:
-    """The threshold of each head by a rule.
+    """The threshold of each head, from a sample of the tokens that a cut chooses from: (L, H) float32 on the CPU.
 
     ``quantile:Q`` is the range that the share Q of the tokens does not exceed; ``share:S`` the one that the share S
     exceeds (the paper protects a quarter of the budget: 0.25); ``mad:K`` is the median plus K times the median of the
     absolute deviations from it.
-
-    Args:
-        sample: the tokens that a cut chooses from, with the metric "range".
-        rule: which.
-
-    Returns:
-        (L, H) float32 on the CPU.
 
     Raises:
         DataError: no token was measured.
@@ -39,9 +33,9 @@ def fit(sample: TokenSample, rule: FitRule) -> Tensor:
         raise DataError("no token was measured after the first ones of each text: take longer texts, or more of them")
     ranges = sample.values("range")
     if rule.kind != "mad":
-        return _quantile(ranges, rule.amount if rule.kind == "quantile" else 1.0 - rule.amount).cpu()
-    median = _quantile(ranges, 0.5)
-    return (median + rule.amount * _quantile((ranges - median).abs(), 0.5)).cpu()
+        return quantiles(ranges, [rule.amount if rule.kind == "quantile" else 1.0 - rule.amount])[0].cpu()
+    median = quantiles(ranges, [0.5])[0]
+    return (median + rule.amount * quantiles((ranges - median).abs(), [0.5])[0]).cpu()
 
 
 def share_over(sample: TokenSample, thresholds: Tensor) -> Tensor:
@@ -50,24 +44,17 @@ def share_over(sample: TokenSample, thresholds: Tensor) -> Tensor:
     return (ranges > thresholds.to(ranges.device)).float().mean(dim=0).cpu()
 
 
-def facts_of(
-    entry: ModelEntry, values: Tensor, *, task: str, problems: int, tokens: int, rule: str, seed: int, date: str
-) -> ThresholdFacts:
-    """The facts of new thresholds, (L, H); ``numbers`` and ``digest`` are filled in when they are written."""
+def facts_of(entry: ModelEntry, values: Tensor, **measured: Any) -> ThresholdFacts:
+    """The facts of new thresholds, (L, H); ``measured`` has task, problems, tokens, rule, seed and date."""
     return ThresholdFacts(
         numbers="",
         digest="",
         model=entry.hub_id or entry.name,
         revision=entry.revision,
         weights=weights_digest(entry),
-        task=task,
-        problems=problems,
-        tokens=tokens,
-        rule=rule,
-        seed=seed,
-        date=date,
         layers=values.shape[0],
         kv_heads=values.shape[1],
+        **measured,
     )
 
 
@@ -82,13 +69,8 @@ def write_thresholds(folder: Path, name: str, values: Tensor, facts: ThresholdFa
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(numbers, tensor_bytes({TENSOR: values.float()}))
-        said = replace(facts, numbers=numbers.name, digest=numbers_digest(numbers))
-        write_atomically(path, facts_text(said).encode())
+        facts = replace(facts, numbers=numbers.name, digest=numbers_digest(numbers))
+        write_atomically(path, facts_text(facts).encode())
     except OSError as error:
         raise file_error("write", path, error, ConfigError) from error
     return path
-
-
-def _quantile(values: Tensor, level: float) -> Tensor:
-    """(L, H): along the first dimension of (n, L, H), the smallest that a share ``level`` does not exceed."""
-    return values.sort(dim=0).values[rank_of(level, values.shape[0])]

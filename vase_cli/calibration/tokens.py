@@ -1,19 +1,18 @@
 """The tokens behind a calibration's figures: which ones are outliers, what stands around them, and one whole text.
 
-Letters: L layers, H KV heads, K largest tokens of a head, T tokens shown of the example.
+Shapes: L layers, H KV heads, T tokens shown of the example.
 """
 
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vase_cli.calibration.folder import CalibrationState
-from vase_cli.calibration.value_statistics import FIRST_POSITIONS
+from vase_cli.calibration.value_statistics import FIRST_POSITIONS, median_ranges, ratio_to_median
 
 _MOST_OUTLIERS = 64
 _MOST_TOKENS = 32
@@ -21,120 +20,100 @@ _CONTEXT = 8
 _EXAMPLE_HEADS = 3
 
 Pieces = Callable[[Sequence[int]], list[str]]
+Text = Mapping[str, Any]
+Tensors = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Examined:
-    """What is said of the texts and their tokens in calibration.json, by its keys.
-
-    Attributes:
-        texts, truncated, failed: how many were measured, ran into a limit, and failed.
-        lengths: prompt and completion tokens of the measured texts.
-        outliers, outlier_tokens, example: as in the file.
-        example_ranges: (heads, T) float32, None without an example.
-    """
-
-    texts: int
-    truncated: int
-    failed: int
-    lengths: dict[str, Any]
-    outliers: list[dict[str, Any]]
-    outlier_tokens: list[dict[str, Any]]
-    example: dict[str, Any] | None
-    example_ranges: Tensor | None
-
-
-def examine(state: CalibrationState, tensors: Mapping[str, Tensor], medians: Tensor, pieces: Pieces) -> Examined:
+def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[dict[str, Any], Tensor | None]:
     """Look the largest tokens up in the texts.
 
     Args:
         state: the finished texts and what was measured of them.
         tensors: those of calibration.safetensors.
-        medians: (L, H) float32, the median range of each head.
         pieces: the text of each of some token ids.
+
+    Returns:
+        What calibration.json says of the texts and their tokens, by its keys, "lengths" of the measured ones; and the
+        ranges of the example, (heads, T) float32, None without one.
     """
-    places: dict[int, list[tuple[int, int, int]]] = {}
+    places = defaultdict(list)
     for layer, head, rank in (tensors["top.text"] >= 0).nonzero().tolist():
-        places.setdefault(int(tensors["top.text"][layer, head, rank]), []).append((layer, head, rank))
+        places[int(tensors["top.text"][layer, head, rank])].append((layer, head, rank))
     found: list[dict[str, Any]] = []
     counts: Counter[int] = Counter()
     lengths: list[int] = []
     truncated = failed = 0
-    shown = state.statistics.example()
+    shown, ranges = state.statistics.example() or (None, None)
     example: dict[str, Any] | None = None
     example_ranges: Tensor | None = None
     for text in state.texts():
         if text["finish_reason"] == "error":
             failed += 1
             continue
-        token_ids = [*text["prompt_token_ids"], *text["token_ids"]]
+        token_ids = _token_ids(text)
         lengths.append(len(token_ids))
         truncated += text["finish_reason"] == "length"
         counts.update(token_ids[:-1])  # the last token is never fed back, so it has no value state
-        for layer, head, rank in places.get(text["index"], ()):
-            value_range = float(tensors["top.range"][layer, head, rank])
-            position = int(tensors["top.position"][layer, head, rank])
-            found.append(_outlier(text, token_ids, layer, head, value_range, position, float(medians[layer, head])))
-        if shown is not None and shown[0] == text["index"]:
-            example, example_ranges = _example(text, token_ids, shown[1], tensors, medians, pieces)
-    found.sort(key=_order)
-    measured = sum(counts.values())
-    return Examined(
-        texts=len(lengths),
-        truncated=truncated,
-        failed=failed,
-        lengths=_spread(lengths),
-        outliers=[_told(one, counts, measured, pieces) for one in found[:_MOST_OUTLIERS]],
-        outlier_tokens=_by_token(found, counts, measured, pieces),
-        example=example,
-        example_ranges=example_ranges,
-    )
+        found += [_outlier(text, place, tensors) for place in places[text["index"]]]
+        if ranges is not None and shown == text["index"]:
+            example, example_ranges = _example(text, ranges, tensors, pieces)
+    found.sort(key=_falling)
+    facts = {
+        "texts": len(lengths),
+        "truncated": truncated,
+        "failed": failed,
+        "lengths": {
+            "texts": len(lengths),
+            "mean": statistics.fmean(lengths),
+            "sd": statistics.stdev(lengths) if len(lengths) > 1 else None,
+            "min": min(lengths),
+            "median": float(statistics.median(lengths)),
+            "max": max(lengths),
+        },
+        "outliers": [_in_words(outlier, counts, pieces) for outlier in found[:_MOST_OUTLIERS]],
+        "outlier_tokens": _by_token(found, counts, pieces),
+        "example": example,
+    }
+    return facts, example_ranges
 
 
-def _outlier(
-    text: Mapping[str, Any],
-    token_ids: Sequence[int],
-    layer: int,
-    head: int,
-    value_range: float,
-    position: int,
-    median: float,
-) -> dict[str, Any]:
-    """An outlier, its tokens still numbers."""
-    prompt_tokens = len(text["prompt_token_ids"])
-    segment = "first" if position < FIRST_POSITIONS else "prompt" if position < prompt_tokens else "completion"
+def _token_ids(text: Text) -> list[int]:
+    return [*text["prompt_token_ids"], *text["token_ids"]]
+
+
+def _outlier(text: Text, place: tuple[int, int, int], tensors: Tensors) -> dict[str, Any]:
+    """An outlier at (layer, head, rank), its tokens still numbers."""
+    token_ids, median = _token_ids(text), float(median_ranges(tensors)[place[:2]])
+    value_range, position = float(tensors["top.range"][place]), int(tensors["top.position"][place])
+    in_prompt = position < len(text["prompt_token_ids"])
     return {
-        "layer": layer,
-        "head": head,
+        "layer": place[0],
+        "head": place[1],
         "range": value_range,
         "ratio": value_range / median if median > 0 else None,
         "problem": text["problem_id"],
         "position": position,
         "text_tokens": len(token_ids),
         "place": position / len(token_ids),
-        "segment": segment,
+        "segment": "first" if position < FIRST_POSITIONS else "prompt" if in_prompt else "completion",
         "token_id": token_ids[position],
-        "before": list(token_ids[max(0, position - _CONTEXT) : position]),
-        "after": list(token_ids[position + 1 : position + 1 + _CONTEXT]),
+        "before": token_ids[max(0, position - _CONTEXT) : position],
+        "after": token_ids[position + 1 : position + 1 + _CONTEXT],
     }
 
 
-def _order(outlier: Mapping[str, Any]) -> tuple[float, int, int, str, int]:
+def _falling(outlier: Mapping[str, Any]) -> tuple[float, int, int, str, int]:
     """By falling ratio; a head without a median comes last."""
-    ratio = outlier["ratio"]
-    falling = 0.0 if ratio is None else -ratio
-    return falling, outlier["layer"], outlier["head"], outlier["problem"], outlier["position"]
+    return -(outlier["ratio"] or 0.0), outlier["layer"], outlier["head"], outlier["problem"], outlier["position"]
 
 
-def _told(outlier: Mapping[str, Any], counts: Mapping[int, int], measured: int, pieces: Pieces) -> dict[str, Any]:
+def _in_words(outlier: Mapping[str, Any], counts: Counter[int], pieces: Pieces) -> dict[str, Any]:
     (token,) = pieces([outlier["token_id"]])
     around = {key: "".join(pieces(outlier[key])) for key in ("before", "after")}
-    return {**outlier, "token": token, **around, "share": counts[outlier["token_id"]] / measured}
+    return {**outlier, "token": token, **around, "share": counts[outlier["token_id"]] / counts.total()}
 
 
-def _by_token(
-    found: Sequence[Mapping[str, Any]], counts: Mapping[int, int], measured: int, pieces: Pieces
-) -> list[dict[str, Any]]:
+def _by_token(found: Sequence[Mapping[str, Any]], counts: Counter[int], pieces: Pieces) -> list[dict[str, Any]]:
     entries = Counter(outlier["token_id"] for outlier in found)
     most = sorted(entries.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_TOKENS]
     return [
@@ -143,52 +122,27 @@ def _by_token(
             "token": pieces([token_id])[0],
             "entries": count,
             "share_of_outliers": count / len(found),
-            "share_of_text": counts[token_id] / measured,
+            "share_of_text": counts[token_id] / counts.total(),
         }
         for token_id, count in most
     ]
 
 
-def _example(
-    text: Mapping[str, Any],
-    token_ids: Sequence[int],
-    ranges: Tensor,
-    tensors: Mapping[str, Tensor],
-    medians: Tensor,
-    pieces: Pieces,
-) -> tuple[dict[str, Any], Tensor]:
-    """The text shown in detail, and its ranges in the heads of heaviest tail and in the median head."""
-    heads = _example_heads(tensors["max.rest"][0], medians)
+def _example(text: Text, ranges: Tensor, tensors: Tensors, pieces: Pieces) -> tuple[dict[str, Any], Tensor]:
+    """The text shown in detail, and its ranges in the heads of heaviest tail by max/p50 and in the median head."""
+    token_ids, medians = _token_ids(text), median_ranges(tensors)
+    order = ratio_to_median(tensors["max.rest"][0], medians).flatten().argsort(descending=True, stable=True).tolist()
+    chosen = dict.fromkeys([*order[:_EXAMPLE_HEADS], order[len(order) // 2]])
+    heads = [divmod(head, medians.shape[1]) for head in chosen]
     shown = ranges.shape[-1]
-    told = {
+    facts = {
         "problem": text["problem_id"],
         "prompt_tokens": len(text["prompt_token_ids"]),
         "text_tokens": len(token_ids),
         "shown_tokens": shown,
         "tokens": pieces(token_ids[:shown]),
-        "heads": [list(one) for one in heads],
-        "thresholds": [float(tensors["thresholds"][one]) for one in heads],
-        "medians": [float(medians[one]) for one in heads],
+        "heads": [list(head) for head in heads],
+        "thresholds": [float(tensors["thresholds"][head]) for head in heads],
+        "medians": [float(medians[head]) for head in heads],
     }
-    return told, torch.stack([ranges[one] for one in heads])
-
-
-def _example_heads(maxima: Tensor, medians: Tensor) -> list[tuple[int, int]]:
-    """(layer, head) of the heaviest tails by max/p50, and of the head in the middle."""
-    tails = torch.where(medians > 0, maxima / medians, 0.0).flatten()
-    order = tails.argsort(descending=True, stable=True).tolist()
-    heaviest = order[:_EXAMPLE_HEADS]
-    middle = order[len(order) // 2]
-    chosen = heaviest if middle in heaviest else [*heaviest, middle]
-    return [divmod(one, medians.shape[1]) for one in chosen]
-
-
-def _spread(lengths: Sequence[int]) -> dict[str, Any]:
-    return {
-        "texts": len(lengths),
-        "mean": statistics.fmean(lengths),
-        "sd": statistics.stdev(lengths) if len(lengths) > 1 else None,
-        "min": min(lengths),
-        "median": float(statistics.median(lengths)),
-        "max": max(lengths),
-    }
+    return facts, torch.stack([ranges[head] for head in heads])

@@ -3,24 +3,22 @@
 The outcome depends on the set of texts alone, never on the order in which they finished: distributions are
 :class:`vase_cli.calibration.quantiles.TokenSample`, sums are whole numbers, and the largest tokens are a total order's.
 
-Letters: M metrics, L layers, H KV heads, D head dim, T tokens of a text, K tokens or positions that are kept.
+Shapes: M metrics, L layers, H KV heads, D head dim, T tokens of a text, K tokens or positions that are kept.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from vase_cli.calibration.quantiles import SAMPLE_TOKENS, TokenSample
+from vase_cli.calibration.quantiles import NOT_ITS_STATE, SAMPLE_TOKENS, TokenSample
 from vase_cli.errors import DataError, ModelError
 from vase_cli.randomness import hashed
 
 METRICS = ("range", "norm", "variance")
 LEVELS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
-Segment = Literal["first", "prompt", "completion"]
-SEGMENTS: tuple[Segment, ...] = get_args(Segment)
+SEGMENTS = ("first", "prompt", "completion")
 FIRST_POSITIONS = 8
 LARGEST = 8
 EXAMPLE_TOKENS = 2048
@@ -30,10 +28,7 @@ _FIXED_POINT = 2.0**20
 
 
 def statistics_of(values: Tensor) -> Tensor:
-    """Range (maximum minus minimum), L2 norm and variance (divided by D) of value vectors.
-
-    Args:
-        values: (L, T, H, D), any float dtype.
+    """Range (maximum minus minimum), L2 norm and variance (divided by D) of value vectors, (L, T, H, D).
 
     Returns:
         (M, L, T, H) float32, in the order of :data:`METRICS`.
@@ -46,8 +41,18 @@ def statistics_of(values: Tensor) -> Tensor:
     return torch.stack((value_range, norm, variance))
 
 
+def median_ranges(tensors: Mapping[str, Tensor]) -> Tensor:
+    """(L, H) float32: the median range of each head, of a calibration's tensors."""
+    return tensors["quantiles.rest"][0, :, :, LEVELS.index(0.5)]
+
+
+def ratio_to_median(values: Tensor, medians: Tensor) -> Tensor:
+    """``values / medians``, 0 where the median is."""
+    return (values / medians).where(medians > 0, 0.0)
+
+
 class ValueStatistics:
-    """What was measured of the value states of the texts so far.
+    """Statistics of the value states of the texts so far.
 
     Attributes:
         samples: the distributions by segment: "first" (the first 8 positions of a text), "prompt" and "completion"
@@ -59,23 +64,19 @@ class ValueStatistics:
     ) -> None:
         self.samples = {segment: TokenSample(METRICS, layers, heads, device=device, size=size) for segment in SEGMENTS}
         self._device = device
-        shape = (layers, heads, 0)
-        # The largest ranges of each head, falling, and for each the number of its text << 32 with its position.
-        self._top_ranges = torch.empty(shape, device=device)
-        self._top_places = torch.empty(shape, dtype=torch.int64, device=device)
-        self._position_sums = torch.zeros((layers, heads, FIRST_POSITIONS), dtype=torch.int64, device=device)
-        self._position_counts = torch.zeros(FIRST_POSITIONS, dtype=torch.int64)
+        # The largest ranges of each head, falling, and for each the number of its text << 32 with its position; then
+        # sums and counts of the ranges at the first positions.
+        self._totals: dict[str, Tensor] = {
+            "top_ranges": torch.empty((layers, heads, 0), device=device),
+            "top_places": torch.empty((layers, heads, 0), dtype=torch.int64, device=device),
+            "position_sums": torch.zeros((layers, heads, FIRST_POSITIONS), dtype=torch.int64, device=device),
+            "position_counts": torch.zeros(FIRST_POSITIONS, dtype=torch.int64, device=device),
+        }
         self._example: tuple[tuple[bool, int], Tensor] | None = None
 
     @property
-    def bytes(self) -> int:
-        """Memory held, which does not depend on how long texts are."""
-        held = sum(sample.bytes for sample in self.samples.values())
-        return held + self._top_ranges.nbytes + self._top_places.nbytes + self._position_sums.nbytes
-
-    @property
     def most_bytes(self) -> int:
-        """What it may come to hold, with what one measurement needs on its way."""
+        """Upper limit of the memory held, however long texts are, with what one measurement needs on its way."""
         return sum(sample.most_bytes for sample in self.samples.values()) + _CHUNK_BYTES
 
     @property
@@ -111,9 +112,8 @@ class ValueStatistics:
             ranges = statistics[0].transpose(1, 2)
             self._take_largest(ranges, number, start)
             if segment == "first":
-                fixed = (ranges.double() * _FIXED_POINT).round().long()
-                self._position_sums[..., start:end] += fixed
-                self._position_counts[start:end] += 1
+                self._totals["position_sums"][..., start:end] += (ranges.double() * _FIXED_POINT).round().long()
+                self._totals["position_counts"][start:end] += 1
             if start < EXAMPLE_TOKENS and (self._example is None or rank < self._example[0]):
                 shown.append(ranges[..., : EXAMPLE_TOKENS - start].cpu())
         if shown:
@@ -129,72 +129,58 @@ class ValueStatistics:
         Returns:
             (L, H, K) float32, int32 and int32; -1 where there are fewer tokens.
         """
-        padding = (0, LARGEST - self._top_ranges.shape[-1])
-        ranges = torch.nn.functional.pad(self._top_ranges.cpu(), padding, value=-1.0)
-        places = torch.nn.functional.pad(self._top_places.cpu(), padding, value=-1)
+        largest = (self._totals[name].cpu() for name in ("top_ranges", "top_places"))
+        ranges, places = (torch.nn.functional.pad(each, (0, LARGEST - each.shape[-1]), value=-1) for each in largest)
         texts = torch.where(places < 0, -1, places >> 32)
         positions = torch.where(places < 0, -1, places & 0xFFFFFFFF)
         return ranges, texts.int(), positions.int()
 
     def mean_first_ranges(self) -> Tensor:
         """(L, H, K) float32: the mean range at each of the first positions, 0.0 where no text reaches."""
-        counts = self._position_counts.clamp_min(1).double()
-        return (self._position_sums.cpu().double() / _FIXED_POINT / counts).float()
+        sums, counts = self._totals["position_sums"].cpu(), self._totals["position_counts"].cpu()
+        return (sums.double() / _FIXED_POINT / counts.clamp_min(1).double()).float()
 
     def example(self) -> tuple[int, Tensor] | None:
         """The number of the text shown in detail, and its ranges, (L, H, at most 2048 tokens) float32."""
         return None if self._example is None else (self._example[0][1], self._example[1])
 
     def state(self) -> dict[str, Tensor]:
-        """All there is to know, on the CPU; equal measurements have equal states."""
-        state = {
-            f"{segment}.{name}": tensor
-            for segment, sample in self.samples.items()
-            for name, tensor in sample.state().items()
-        }
-        state |= {
-            "top_ranges": self._top_ranges.cpu(),
-            "top_places": self._top_places.cpu(),
-            "position_sums": self._position_sums.cpu().clone(),
-            "position_counts": self._position_counts.clone(),
-        }
+        """All tensors, on the CPU; equal measurements have equal states."""
+        state = {name: total.cpu().clone() for name, total in self._totals.items()}
+        for segment, sample in self.samples.items():
+            state |= {f"{segment}.{name}": tensor for name, tensor in sample.state().items()}
         if self._example is not None:
-            rank, ranges = self._example
-            state |= {"example": ranges, "example_rank": torch.tensor([int(rank[0]), rank[1]])}
+            (late, number), ranges = self._example
+            state |= {"example": ranges, "example_rank": torch.tensor([int(late), number])}
         return state
 
     def restore(self, path: Path, state: Mapping[str, Tensor]) -> None:
-        """Become what ``state`` says; ``path`` is where it was read.
+        """Take over a state that was read from ``path``.
 
         Raises:
             DataError: it is not the state of such a measurement.
         """
         for segment, sample in self.samples.items():
             prefix = f"{segment}."
-            own = {name.removeprefix(prefix): one for name, one in state.items() if name.startswith(prefix)}
+            own = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
             sample.restore(path, own)
         try:
-            self._top_ranges = state["top_ranges"].to(self._device)
-            self._top_places = state["top_places"].to(self._device)
-            self._position_sums = state["position_sums"].to(self._device)
-            self._position_counts = state["position_counts"].clone()
+            self._totals = {name: state[name].clone().to(self._device) for name in self._totals}
             if "example" in state:
-                late, number = (int(one) for one in state["example_rank"])
+                late, number = state["example_rank"].tolist()
                 self._example = ((bool(late), number), state["example"])
         except (KeyError, ValueError) as error:
-            raise DataError(
-                f"{path}: not the state of this calibration; delete it to measure from the start"
-            ) from error
+            raise DataError(f"{path}: {NOT_ITS_STATE}") from error
 
     def _take_largest(self, ranges: Tensor, number: int, start: int) -> None:
         """Merge (L, H, T) new ranges, from position ``start`` on; equal ranges fall to the earlier place."""
         ranges, order = ranges.sort(dim=-1, descending=True, stable=True)
         places = order[..., :LARGEST] + ((number << 32) + start)
-        ranges = torch.cat((self._top_ranges, ranges[..., :LARGEST]), dim=-1)
-        places, by_place = torch.cat((self._top_places, places), dim=-1).sort(dim=-1)
+        ranges = torch.cat((self._totals["top_ranges"], ranges[..., :LARGEST]), dim=-1)
+        places, by_place = torch.cat((self._totals["top_places"], places), dim=-1).sort(dim=-1)
         ranges, by_range = ranges.gather(-1, by_place).sort(dim=-1, descending=True, stable=True)
-        self._top_ranges = ranges[..., :LARGEST].contiguous()
-        self._top_places = places.gather(-1, by_range)[..., :LARGEST].contiguous()
+        self._totals["top_ranges"] = ranges[..., :LARGEST].contiguous()
+        self._totals["top_places"] = places.gather(-1, by_range)[..., :LARGEST].contiguous()
 
 
 def _require_finite(values: Tensor, step: int) -> None:
@@ -207,7 +193,7 @@ def _require_finite(values: Tensor, step: int) -> None:
         raise ModelError(f"layer {layer}, KV head {head}: the value of token {number * step + token} is not finite")
 
 
-def _spans(prompt_tokens: int, tokens: int, most: int) -> Iterator[tuple[Segment, int, int]]:
+def _spans(prompt_tokens: int, tokens: int, most: int) -> Iterator[tuple[str, int, int]]:
     """Spans of positions that are of one segment and not longer than ``most``."""
     bounds = (0, min(FIRST_POSITIONS, tokens), max(min(FIRST_POSITIONS, tokens), min(prompt_tokens, tokens)), tokens)
     for segment, first, last in zip(SEGMENTS, bounds, bounds[1:], strict=False):

@@ -156,8 +156,9 @@ def write_page(folder: Path) -> list[Path]:
     Raises:
         VaseError: a file of the folder is missing or broken, or one cannot be written.
     """
-    from vase_cli.calibration.folder import read_calibration, write_file
+    from vase_cli.calibration.folder import read_calibration
     from vase_cli.reports.calibration_page import PICTURE_FILES, calibration_page
+    from vase_cli.runs.files import write_file
 
     facts, tensors, validated = read_calibration(folder)
     numbers = {name: tensor.tolist() for name, tensor in tensors.items()}

@@ -125,14 +125,12 @@ def _read_file(path: Path) -> list[str]:
     from vase_cli.tasks._files import missing_file, read_rows
 
     if path.suffix in (".jsonl", ".json"):
-        from vase_cli.tasks._rows import QUESTION, Fields, RowError
+        from vase_cli.tasks._rows import QUESTION, RowError
 
         prompts = []
         for row in read_rows(path):
             try:
-                if row.fields is None:
-                    raise RowError(row.fault)
-                prompts.append(Fields(row.fields).text(("prompt", *QUESTION)))
+                prompts.append(row.fields().text(("prompt", *QUESTION)))
             except RowError as error:
                 raise DataError(f"{row.where}: {error}; mend or remove the line") from error
     else:

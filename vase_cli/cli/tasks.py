@@ -78,7 +78,7 @@ def _lines(task: Task) -> list[tuple[str, str]]:
 
 
 def _source(task: Task) -> str:
-    return "generated" if task.generate is not None else task.hub_id or "-"
+    return "generated" if task.generate is not None else " + ".join(source.id for source in task.hub) or "-"
 
 
 def _count(task: Task) -> str:

@@ -81,7 +81,7 @@ def prepare(
         with plugins.load("graders", task.grader)() as grader:
             for problem in problems.problems:
                 try:
-                    grader.check_gold(problem.answer)  # no completion could match some
+                    grader.parse_gold(problem.answer)  # no completion could match some
                 except DataError as error:
                     raise DataError(f"{problems.source}: problem {problem.id} of {task.name}: {error}") from error
         parts.append(TaskPart(task, problems, recipe.samples or task.samples, part))

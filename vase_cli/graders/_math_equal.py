@@ -10,9 +10,10 @@ from fractions import Fraction
 from typing import Any
 
 from vase_cli.graders import _latex
+from vase_cli.graders._scalar import read_scalar, rounds_to, same_scalar
 
-_OPENING, _CLOSING = "([", ")]"
 _NAME = re.compile(r"(?:\\?[A-Za-z]+|\\text\{[^{}]*\})'?(?:_\{?[A-Za-z0-9]+\}?)?(?:\([A-Za-z](?:\s*,\s*[A-Za-z])*\))?")
+_TEXT = re.compile(r"\\text\{\s*[A-Za-z][A-Za-z' -]*\s*\}|[A-Za-z]{3,}(?: [A-Za-z]+)*")
 _CHOICE = re.compile(r"\(?\s*(?:\\text\{\s*)?\(?\s*([A-Ea-e])\s*\)?\s*\}?\s*\)?")
 _BASE = re.compile(r"(-?[0-9A-F]+)\s*_\s*\{?\s*\(?\s*(?:\\text\{)?\s*([0-9]+)\s*\}?\)?\s*\}?")
 _MEMBER = re.compile(r"[A-Za-z]\s*\\in(?![A-Za-z])\s*")
@@ -22,39 +23,39 @@ _DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\\circ")
 _BEFORE_FRACTION = re.compile(r"(?<![\^_0-9.])([0-9]+)\s*(?=\\frac\{(?:([0-9]+)\}\{([0-9]+)\})?)")
 
 
-def equal(gold: str, answer: str) -> bool:
-    """Whether an answer equals the gold answer; both come from ``_latex.normalise``."""
-    joined_gold, joined_answer = _latex.join_thousands(gold), _latex.join_thousands(answer)
-    if _same(joined_gold, joined_answer):
+def equal(target: str, prediction: str) -> bool:
+    """Whether a prediction equals the target; both come from ``_latex.normalize``."""
+    joined_target, joined = _latex.join_thousands(target), _latex.join_thousands(prediction)
+    if _same(joined_target, joined):
         return True
     # Where a list is asked for, "1,234" may also be the list of 1 and 234.
-    return joined_answer != answer and _members(joined_gold) is not None and _same(joined_gold, answer)
+    return joined != prediction and _members(joined_target) is not None and _same(joined_target, prediction)
 
 
-def _same(gold: str, answer: str) -> bool:
-    if _latex.key(gold) == _latex.key(answer):
+def _same(target: str, prediction: str) -> bool:
+    if _latex.key(target) == _latex.key(prediction):
         return True
-    if not gold or not answer:
+    if not target or not prediction:
         return False
-    gold, answer = _MEMBER.sub("", gold, count=1), _MEMBER.sub("", answer, count=1)
-    golds, answers = _members(gold), _members(answer)
-    if golds is not None:
-        return _same_list(golds, answer, answers)
-    gold_group, answer_group = _group(gold), _group(answer)
-    if answers is not None:
-        if len(answers) == 1:
-            return _same(gold, answers[0])
-        bare_pair = gold_group is not None and gold_group[0] == "()" and not answer.startswith(r"\{")
-        return bare_pair and gold_group is not None and "infty" not in gold and _same_in_order(gold_group[1], answers)
-    decided = _same_equation(gold, answer)
+    target, prediction = _MEMBER.sub("", target, count=1), _MEMBER.sub("", prediction, count=1)
+    targets, predictions = _members(target), _members(prediction)
+    brackets, target_group = _group(target)
+    other_brackets, group = _group(prediction)
+    if targets is not None:
+        alone = group if other_brackets == "()" else [prediction]
+        return _same_in_any_order(targets, alone if predictions is None else predictions)
+    if predictions is not None:
+        if len(predictions) == 1:
+            return _same(target, predictions[0])
+        bare_pair = brackets == "()" and not prediction.startswith(r"\{") and "infty" not in target
+        return bare_pair and _same_in_order(target_group, predictions)
+    decided = _same_equation(target, prediction)
     if decided is not None:
         return decided
-    if gold_group and answer_group:
-        return gold_group[0] == answer_group[0] and _same_in_order(gold_group[1], answer_group[1])
-    golds, answers = _latex.split_top(gold, r"\cup"), _latex.split_top(answer, r"\cup")
-    if len(golds) > 1 and len(golds) == len(answers) and _same_in_any_order(golds, answers):
-        return True
-    return _same_expression(gold, answer)
+    if brackets and other_brackets:
+        return brackets == other_brackets and _same_in_order(target_group, group)
+    targets, predictions = _latex.split_top(target, r"\cup"), _latex.split_top(prediction, r"\cup")
+    return (len(targets) > 1 and _same_in_any_order(targets, predictions)) or _same_expression(target, prediction)
 
 
 def _members(text: str) -> list[str] | None:
@@ -72,115 +73,92 @@ def _plus_minus(text: str) -> list[str]:
     return [re.sub(r"^\s*\+", "", re.sub(r"\\(?:pm|mp)(?![A-Za-z])", sign, text)).strip() for sign in "+-"]
 
 
-def _group(text: str) -> tuple[str, list[str]] | None:
-    """Brackets and members of a pair, a point or an interval; None if the text is something else."""
-    if text[0] not in _OPENING or text[-1] not in _CLOSING or not _latex.is_bracketed(text):
-        return None
-    members = _latex.split_top(text[1:-1], ",", ";")
-    return (text[0] + text[-1], members) if len(members) > 1 and all(members) else None
+def _group(text: str) -> tuple[str, list[str]]:
+    """Brackets and members of a pair, a point or an interval; both are empty if the text is something else."""
+    if text[0] in "([" and text[-1] in ")]" and _latex.is_bracketed(text):
+        members = _latex.split_top(text[1:-1], ",", ";")
+        if len(members) > 1 and all(members):
+            return text[0] + text[-1], members
+    return "", []
 
 
-def _same_list(golds: list[str], answer: str, answers: list[str] | None) -> bool:
-    if answers is None:
-        group = _group(answer)
-        answers = group[1] if group is not None and group[0] == "()" else [answer]
-    return _same_in_any_order(golds, answers)
+def _same_in_order(targets: list[str], predictions: list[str]) -> bool:
+    return len(targets) == len(predictions) and all(map(_same, targets, predictions))
 
 
-def _same_in_order(golds: list[str], answers: list[str]) -> bool:
-    return len(golds) == len(answers) and all(map(_same, golds, answers))
-
-
-def _same_in_any_order(golds: list[str], answers: list[str]) -> bool:
-    if len(golds) != len(answers) or len(golds) > _MAX_MEMBERS:
+def _same_in_any_order(targets: list[str], predictions: list[str]) -> bool:
+    if len(targets) != len(predictions) or len(targets) > _MAX_MEMBERS:
         return False
-    left = list(answers)
-    for gold in golds:
-        match = next((answer for answer in left if _same(gold, answer)), None)
+    left = list(predictions)
+    for target in targets:
+        match = next((prediction for prediction in left if _same(target, prediction)), None)
         if match is None:
             return False
         left.remove(match)
     return True
 
 
-def _same_equation(gold: str, answer: str) -> bool | None:
+def _same_equation(target: str, prediction: str) -> bool | None:
     """The verdict where an equals sign decides which sides to compare; None where it does not."""
-    golds, answers = _latex.split_top(gold, "="), _latex.split_top(answer, "=")
-    if len(golds) == 1 and len(answers) > 1:
-        return _same(gold, answers[-1])
-    gold_named = len(golds) > 1 and _NAME.fullmatch(golds[0]) is not None
-    if len(answers) == 1 and gold_named:
-        return _same(golds[-1], answer)
-    if (
-        gold_named
-        and len(answers) > 1
-        and _NAME.fullmatch(answers[0])
-        and _latex.key(golds[0]) == _latex.key(answers[0])
+    targets, predictions = _latex.split_top(target, "="), _latex.split_top(prediction, "=")
+    if len(targets) == 1:
+        return _same(target, predictions[-1]) if len(predictions) > 1 else None
+    if len(predictions) > 1 and (
+        not _NAME.fullmatch(predictions[0]) or _latex.key(targets[0]) != _latex.key(predictions[0])
     ):
-        return _same(golds[-1], answers[-1])
-    return None
-
-
-def _same_expression(gold: str, answer: str) -> bool:
-    words = _words(gold)
-    if words is not None:
-        return words == _words(answer, anything=True)
-    choice = _CHOICE.fullmatch(gold) if re.search(r"text|\(", gold) else None
-    if choice:
-        given = _CHOICE.fullmatch(answer)
-        return given is not None and given[1].upper() == choice[1].upper()
-    base = _same_digits(gold, answer)
-    if base is not None:
-        return base
-    gold_scalar, answer_scalar = _latex.scalar(gold), _latex.scalar(answer)
-    if gold_scalar and answer_scalar:
-        return _latex.same_scalar(gold_scalar, answer_scalar)
-    gold, gold_percent = _latex.without_percent(_latex.without_units(gold))
-    answer, answer_percent = _latex.without_percent(_latex.without_units(answer))
-    if gold_percent and not answer_percent:
-        return _verify(gold, answer) or _verify(rf"\frac{{{gold}}}{{100}}", answer)
-    if answer_percent and not gold_percent:
-        return _verify(gold, answer) or _verify(gold, rf"\frac{{{answer}}}{{100}}")
-    return _verify(gold, answer)
-
-
-def _words(text: str, *, anything: bool = False) -> str | None:
-    r"""A text answer as lower-case words, None if it is none: ``\text{...}``, or a bare word of 3 letters."""
-    whole = re.fullmatch(r"\\text\{([^{}]*)\}", text)
-    plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
-    words = " ".join(re.sub(r"[^\w\s]", " ", plain).split()).casefold()
-    if anything:
-        return words
-    spelled = re.fullmatch(r"[A-Za-z][A-Za-z' -]*", whole[1].strip() if whole else text)
-    return (
-        words if spelled and len(words) > 2 and (whole or re.fullmatch(r"[A-Za-z]{3,}(?: [A-Za-z]+)*", text)) else None
-    )
-
-
-def _same_digits(gold: str, answer: str) -> bool | None:
-    """Numerals with a base subscript on either side: the digits decide, and two subscripts must agree."""
-    bases = []
-    for text in (gold, answer):
-        numeral = _BASE.fullmatch(text)
-        bases.append((numeral[1], numeral[2]) if numeral else (text.replace(" ", ""), None))
-    (gold_digits, gold_base), (answer_digits, answer_base) = bases
-    if gold_base is None and answer_base is None:
         return None
-    return gold_digits == answer_digits and (gold_base is None or answer_base is None or gold_base == answer_base)
+    return _same(targets[-1], predictions[-1]) if _NAME.fullmatch(targets[0]) else None
 
 
-def _verify(gold: str, answer: str) -> bool:
-    """math-verify's verdict on two expressions; the gold answer goes first, it is not symmetric."""
+def _same_expression(target: str, prediction: str) -> bool:
+    words = _words(target)
+    if len(words) > 2 and _TEXT.fullmatch(target):
+        return words == _words(prediction)
+    choice = _CHOICE.fullmatch(target) if re.search(r"text|\(", target) else None
+    if choice:
+        chosen = _CHOICE.fullmatch(prediction)
+        return chosen is not None and chosen[1].upper() == choice[1].upper()
+    if _BASE.fullmatch(target) or _BASE.fullmatch(prediction):
+        return _same_digits(target, prediction)
+    target_scalar, scalar = read_scalar(target), read_scalar(prediction)
+    if target_scalar and scalar:
+        return same_scalar(target_scalar, scalar)
+    target, target_percent = _latex.without_percent(_latex.without_units(target))
+    prediction, percent = _latex.without_percent(_latex.without_units(prediction))
+    if _verify(target, prediction):
+        return True
+    if target_percent and not percent:
+        return _verify(rf"\frac{{{target}}}{{100}}", prediction)
+    return percent and not target_percent and _verify(target, rf"\frac{{{prediction}}}{{100}}")
+
+
+def _words(text: str) -> str:
+    plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
+    return " ".join(re.sub(r"[^\w\s]", " ", plain).split()).casefold()
+
+
+def _same_digits(target: str, prediction: str) -> bool:
+    """Numerals with a base subscript on either side: the digits decide, and two subscripts must agree."""
+    digits, bases = [], set()
+    for text in (target, prediction):
+        numeral = _BASE.fullmatch(text)
+        digits.append(numeral[1] if numeral else text.replace(" ", ""))
+        bases |= {numeral[2]} if numeral else set()
+    return digits[0] == digits[1] and len(bases) == 1
+
+
+def _verify(target: str, prediction: str) -> bool:
+    """math-verify's verdict on two expressions; the target goes first, it is not symmetric."""
     from math_verify import verify
 
-    golds, answers = _parse(gold), _parse(answer)
-    decided = _same_decimal(gold, golds, answer, answers)
+    targets, predictions = _parse(target), _parse(prediction)
+    decided = _same_decimal(target, targets, prediction, predictions)
     if decided is not None:
         return decided
-    if not verify(golds, answers, float_rounding=10, allow_set_relation_comp=True, timeout_seconds=None):
+    if not verify(targets, predictions, float_rounding=10, allow_set_relation_comp=True, timeout_seconds=None):
         return False
     # math-verify reads R and r as one variable.
-    return _letters(gold) == _letters(answer) or _letters(gold.lower()) != _letters(answer.lower())
+    return _letters(target) == _letters(prediction) or _letters(target.lower()) != _letters(prediction.lower())
 
 
 def _parse(text: str) -> list[Any]:
@@ -204,25 +182,24 @@ def _product(number: re.Match[str]) -> str:
 
 
 def _with_imaginary_unit(expression: Any, unit: Any) -> Any:
-    """math-verify reads the i of some expressions as a variable."""
+    """The expression with its variable i as the imaginary unit, as which math-verify reads only some."""
     variables = {symbol: unit for symbol in expression.free_symbols if symbol.name == "i"}
     return expression.subs(variables) if variables else expression
 
 
-def _same_decimal(gold: str, golds: list[Any], answer: str, answers: list[Any]) -> bool | None:
+def _same_decimal(target: str, targets: list[Any], prediction: str, predictions: list[Any]) -> bool | None:
     """Whether a decimal is the rounded value of the other side's expression; None if neither is a decimal."""
     from sympy import Expr, N
 
-    for decimal, others in ((_latex.scalar(answer), golds), (_latex.scalar(gold), answers)):
+    for scalar, others in ((read_scalar(prediction), targets), (read_scalar(target), predictions)):
         exact = others[0] if others else None
-        if decimal is None or decimal.decimal is None or not isinstance(exact, Expr) or not exact.is_number:
+        if scalar is None or scalar.decimal is None or not isinstance(exact, Expr) or not exact.is_number:
             continue
         value = N(exact, 50)
         if value.is_real:
             exact_value = Fraction(str(value))
-            return (exact_value < 0) == (decimal.value < 0) and (
-                abs(exact_value - decimal.value) < Fraction(1, 10**40) or _latex.rounds_to(decimal.decimal, exact_value)
-            )
+            near = abs(exact_value - scalar.value) < Fraction(1, 10**40) or rounds_to(scalar.decimal, exact_value)
+            return near and (exact_value < 0) == (scalar.value < 0)
     return None
 
 

@@ -2,15 +2,14 @@
 
 Started with ``python -m``, so that neither the caller's memory, threads, CUDA context nor ``__main__``
 module reaches it. It ends when its input ends, which the death of the caller brings about; while it
-computes it has an alarm of its own, so that it cannot outlive a caller that was killed.
+computes a watchdog of its own ends it, so that it cannot outlive a caller that was killed.
 """
 
 import contextlib
+import faulthandler
 import json
 import logging
-import math
 import os
-import resource
 import signal
 import sys
 
@@ -19,38 +18,30 @@ _GRACE_S = 2
 
 
 def main() -> None:
-    """Serves requests ``{"gold", "answer", "limit_s"}`` with ``{"equal": bool}`` or ``{"error": str}``."""
+    """Serve requests ``{"target", "prediction", "limit_s"}`` with ``{"equal": bool}`` or ``{"error": str}``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(ValueError, OSError):  # not every system limits address space
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not every system limits address space
+        import resource
+
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT_GIB * 2**30, _MEMORY_LIMIT_GIB * 2**30))
     logging.disable(logging.CRITICAL)
     # What a library prints must not end up among the replies.
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
-    try:
-        from vase_cli.graders._math_equal import equal
-
-        equal("x+1", "1+x")
-    except Exception as error:
-        print(json.dumps({"error": _line(error)}), file=replies, flush=True)
-        return
-    print(json.dumps({"ready": True}), file=replies, flush=True)
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        # The default action of the alarm ends the process, even inside one long multiplication.
-        signal.alarm(math.ceil(request["limit_s"]) + _GRACE_S)
+        # It ends the process even inside one long multiplication.
+        faulthandler.dump_traceback_later(request["limit_s"] + _GRACE_S, exit=True)
         try:
-            reply: dict[str, object] = {"equal": equal(request["gold"], request["answer"])}
+            from vase_cli.graders._math_equal import equal
+
+            reply: dict[str, object] = {"equal": equal(request["target"], request["prediction"])}
         except MemoryError:
             reply = {"error": f"out of memory (the limit is {_MEMORY_LIMIT_GIB} GiB)"}
         except Exception as error:
-            reply = {"error": _line(error)}
-        signal.alarm(0)
+            reply = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+        faulthandler.cancel_dump_traceback_later()
         print(json.dumps(reply), file=replies, flush=True)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import re
 from typing import ClassVar
 
 from vase_cli.errors import DataError
-from vase_cli.graders import _latex
+from vase_cli.graders._latex import normalize
 from vase_cli.graders.base import Grader, Status
 
 _LETTER = re.compile(
@@ -26,22 +26,23 @@ class ChoiceGrader(Grader):
         "The text of an option without its letter is wrong, and so are two letters.",
     )
 
-    def check_gold(self, answer: str) -> None:
-        """Refuses a gold answer that is no letter from A to D."""
-        if not re.fullmatch(r"[A-D]", answer.strip()):
-            raise DataError(f"the gold answer '{answer[:40]}' is not one of A, B, C, D")
+    def parse_gold(self, gold: str) -> str:
+        """The letter, from A to D."""
+        if not re.fullmatch(r"[A-D]", gold.strip()):
+            raise DataError(f"the gold answer '{gold[:40]}' is not one of A, B, C, D")
+        return gold.strip()
 
-    def judge(self, answer: str, extracted: str) -> tuple[Status, str]:
-        """Compares letters."""
-        return ("correct" if _letter(extracted) == answer.strip() else "wrong"), ""
+    def judge(self, target: str, prediction: str) -> tuple[Status, str]:
+        """Compare letters."""
+        return ("correct" if _letter(prediction) == target else "wrong"), ""
 
 
-def _letter(extracted: str) -> str | None:
-    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", _latex.normalise(extracted)).replace("*", "").strip(" {}_")
+def _letter(prediction: str) -> str | None:
+    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", normalize(prediction)).replace("*", "").strip(" {}_")
     found = _LETTER.match(text)
     if found is None or _ANOTHER.match(found["rest"]):
         return None
-    return next(found[name] for name in ("round", "square", "marked", "alone") if found[name]).upper()
+    return (found["round"] or found["square"] or found["marked"] or found["alone"] or "").upper()
 
 
 GRADER = ChoiceGrader

@@ -4,10 +4,9 @@ import re
 from typing import ClassVar
 
 from vase_cli.errors import DataError
-from vase_cli.graders import _latex
+from vase_cli.graders._latex import clean, last_side, normalize
+from vase_cli.graders._scalar import read_scalar
 from vase_cli.graders.base import Grader, Status
-
-_LARGEST = 999
 
 
 class IntegerGrader(Grader):
@@ -22,16 +21,16 @@ class IntegerGrader(Grader):
         "Units, currency and degree signs are ignored; a percent sign is not part of an integer.",
     )
 
-    def check_gold(self, answer: str) -> None:
-        """Refuses a gold answer that is no integer from 0 to 999."""
-        if not re.fullmatch(r"[0-9]{1,3}", _latex.clean(answer)):
-            raise DataError(f"the gold answer '{answer[:40]}' is not an integer from 0 to {_LARGEST}")
+    def parse_gold(self, gold: str) -> int:
+        """The integer, from 0 to 999."""
+        if not re.fullmatch(r"[0-9]{1,3}", clean(gold)):
+            raise DataError(f"the gold answer '{gold[:40]}' is not an integer from 0 to 999")
+        return int(clean(gold))
 
-    def judge(self, answer: str, extracted: str) -> tuple[Status, str]:
-        """Compares values."""
-        given = _latex.scalar(_latex.last_side(_latex.normalise(extracted)))
-        right = given is not None and not given.percent and given.value == int(_latex.clean(answer))
-        return ("correct" if right else "wrong"), ""
+    def judge(self, target: int, prediction: str) -> tuple[Status, str]:
+        """Compare values."""
+        found = read_scalar(last_side(normalize(prediction)))
+        return ("correct" if found and not found.percent and found.value == target else "wrong"), ""
 
 
 GRADER = IntegerGrader

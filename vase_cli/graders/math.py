@@ -4,21 +4,23 @@ Algebra on what a model wrote can take any time: a tower of powers never ends. S
 processes that are killed when their time is up.
 """
 
+import contextlib
 import json
 import os
-import selectors
+import queue
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import vase_cli
 from vase_cli.errors import RunError
-from vase_cli.graders import _latex
-from vase_cli.graders.base import Grader, Status, last_boxed
+from vase_cli.graders._extraction import last_boxed
+from vase_cli.graders._latex import key, normalize
+from vase_cli.graders._scalar import read_scalar, same_scalar
+from vase_cli.graders.base import Grader, Status
 
 _START_TIMEOUT_S = 120.0
 
@@ -50,68 +52,54 @@ class MathGrader(Grader):
     def __init__(self, timeout_s: float = 10.0) -> None:
         self.timeout_s = timeout_s
         self._idle: list[_Worker] = []
-        self._lock = threading.Lock()
-        self._end_workers = weakref.finalize(self, _end_all, self._idle)
+        weakref.finalize(self, _end_all, self._idle)
 
-    def judge(self, answer: str, extracted: str) -> tuple[Status, str]:
-        """Compares in this process what is written alike or is a plain number, else in a worker.
+    def parse_gold(self, gold: str) -> str:
+        """The normalized gold answer, without the box it may stand in."""
+        super().parse_gold(gold)
+        return normalize(last_boxed(gold) or gold)
+
+    def judge(self, target: str, prediction: str) -> tuple[Status, str]:
+        """Compare in this process what is written alike or is a plain number, else in a worker.
 
         Raises:
             RunError: no worker could be started.
         """
-        gold, given = _gold_latex(answer), _latex.normalise(extracted)
-        if not given:
+        prediction = normalize(prediction)
+        if not prediction:
             return "wrong", ""
-        if _latex.key(gold) == _latex.key(given):
-            return "correct", ""
-        gold_scalar, given_scalar = _latex.scalar(gold), _latex.scalar(given)
-        if gold_scalar and given_scalar:
-            return ("correct" if _latex.same_scalar(gold_scalar, given_scalar) else "wrong"), ""
-        reply = self._ask({"gold": gold, "answer": given, "limit_s": self.timeout_s})
-        if "error" in reply:
-            return "error", reply["error"]
-        return ("correct" if reply["equal"] else "wrong"), ""
+        equal = key(target) == key(prediction)
+        if not equal:
+            target_scalar, scalar = read_scalar(target), read_scalar(prediction)
+            if target_scalar and scalar:
+                equal = same_scalar(target_scalar, scalar)
+            else:
+                worker = self._take()
+                reply = worker.ask(target, prediction, self.timeout_s)
+                if worker.alive():
+                    self._idle.append(worker)
+                if "error" in reply:
+                    return "error", reply["error"]
+                equal = reply["equal"]
+        return ("correct" if equal else "wrong"), ""
 
     def close(self) -> None:
-        """Ends the idle workers; the next comparison starts new ones."""
-        with self._lock:
-            ended = self._idle[:]
-            self._idle.clear()
-        _end_all(ended)
-
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        worker = self._take()
-        try:
-            reply = worker.ask(request, self.timeout_s)
-        except TimeoutError:
-            worker.kill()
-            return {"error": f"timed out after {self.timeout_s:g} s"}
-        except EOFError:
-            worker.kill()
-            return {"error": "the worker process died"}
-        except BaseException:  # Ctrl-C too: a worker with a pending reply would answer the next question with it
-            worker.kill()
-            raise
-        with self._lock:
-            self._idle.append(worker)
-        return reply
+        """End the idle workers; the next comparison starts new ones."""
+        _end_all(self._idle)
 
     def _take(self) -> "_Worker":
-        with self._lock:
-            while self._idle:
-                worker = self._idle.pop()
-                if worker.alive():
-                    return worker
+        with contextlib.suppress(IndexError):
+            while not (worker := self._idle.pop()).alive():
                 worker.kill()
+            return worker
         return _Worker()
 
 
 class _Worker:
-    """One child process and its pipes."""
+    """One child process; a thread reads its replies, so that any system can stop waiting for one."""
 
     def __init__(self) -> None:
         root = str(Path(vase_cli.__file__).parent.parent)
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         # -P keeps files of the working folder (a user's math.py) from standing in for modules.
         # Its own process group keeps the terminal's Ctrl-C from it.
         self._process = subprocess.Popen(
@@ -119,19 +107,16 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
+            encoding="ascii",
             process_group=0,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
-        try:
-            ready = self._reply(_START_TIMEOUT_S)
-        except (TimeoutError, EOFError):
-            ready = {"error": "it ended or did not answer"}
-        except BaseException:
-            self.kill()
-            raise
+        self._requests = self._process.stdin
+        self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=_forward, args=(self._process.stdout, self._replies), daemon=True).start()
+        ready = self.ask("x+1", "1+x", _START_TIMEOUT_S)
         if "error" in ready:
             self.kill()
             raise RunError(f"the math grader's worker did not start: {ready['error']}; check `pip show math-verify`")
@@ -139,51 +124,39 @@ class _Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The reply to a request.
-
-        Raises:
-            TimeoutError: no reply within the time.
-            EOFError: the process has ended.
-        """
+    def ask(self, target: str, prediction: str, timeout_s: float) -> dict[str, Any]:
+        """The reply, with "equal" or "error"; a process that gave none within the time is killed."""
+        request = {"target": target, "prediction": prediction, "limit_s": timeout_s}
         try:
-            os.write(self._requests, json.dumps(request).encode() + b"\n")
-        except BrokenPipeError as error:
-            raise EOFError from error
-        return self._reply(timeout_s)
-
-    def _reply(self, timeout_s: float) -> dict[str, Any]:
-        end = time.monotonic() + timeout_s
-        received = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._replies, selectors.EVENT_READ)
-            while not received.endswith(b"\n"):
-                if not selector.select(max(0.0, end - time.monotonic())):
-                    raise TimeoutError
-                chunk = os.read(self._replies, 65536)
-                if not chunk:
-                    raise EOFError
-                received += chunk
-        reply: dict[str, Any] = json.loads(received)
-        return reply
+            print(json.dumps(request), file=self._requests, flush=True)
+            return dict(json.loads(self._replies.get(timeout=timeout_s)))
+        except BaseException as error:  # Ctrl-C too: the pending reply would be taken for that to the next question
+            self.kill()
+            if isinstance(error, queue.Empty):
+                return {"error": f"timed out after {timeout_s:g} s"}
+            if isinstance(error, OSError | ValueError):
+                return {"error": "the worker process died"}
+            raise
 
     def kill(self) -> None:
-        """Ends the process at once and waits for it."""
+        """End the process at once and wait for it."""
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        with contextlib.suppress(OSError):  # a request that was not read
+            self._requests.close()
+
+
+def _forward(replies: IO[str], to: "queue.SimpleQueue[str]") -> None:
+    with replies:
+        for line in replies:
+            to.put(line)
+    to.put("")
 
 
 def _end_all(workers: list[_Worker]) -> None:
-    for worker in workers:
-        worker.kill()
-    workers.clear()
-
-
-def _gold_latex(answer: str) -> str:
-    return _latex.normalise(last_boxed(answer) or answer)
+    with contextlib.suppress(IndexError):
+        while True:
+            workers.pop().kill()
 
 
 GRADER = MathGrader

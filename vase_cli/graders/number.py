@@ -4,7 +4,8 @@ import re
 from typing import ClassVar
 
 from vase_cli.errors import DataError
-from vase_cli.graders import _latex
+from vase_cli.graders._latex import last_side, normalize, without_units
+from vase_cli.graders._scalar import Scalar, read_scalar, same_exactly
 from vase_cli.graders.base import Grader, Status
 
 _NUMERAL = r"[-+]?\s*[$€£]?\s*[-+]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)(?:\s*/\s*[0-9]+)?(?:\s*\\?%)?"
@@ -26,28 +27,27 @@ class NumberGrader(Grader):
         "p% equals p and p/100: 50% answers both 50 and 0.5, but 50 never answers 0.5.",
     )
 
-    def check_gold(self, answer: str) -> None:
-        """Refuses a gold answer that is no number."""
-        if _latex.scalar(_latex.normalise(answer)) is None:
-            raise DataError(f"the gold answer '{answer[:40]}' is not a number")
+    def parse_gold(self, gold: str) -> Scalar:
+        """The number."""
+        target = read_scalar(normalize(gold))
+        if target is None:
+            raise DataError(f"the gold answer '{gold[:40]}' is not a number")
+        return target
 
-    def judge(self, answer: str, extracted: str) -> tuple[Status, str]:
-        """Compares values."""
-        gold = _latex.scalar(_latex.normalise(answer))
-        given = _number(_latex.last_side(_latex.normalise(extracted)))
-        right = gold is not None and given is not None and _latex.same_exactly(gold, given)
-        return ("correct" if right else "wrong"), ""
+    def judge(self, target: Scalar, prediction: str) -> tuple[Status, str]:
+        """Compare values."""
+        number = _number(last_side(normalize(prediction)))
+        return ("correct" if number and same_exactly(target, number) else "wrong"), ""
 
 
-def _number(text: str) -> _latex.Scalar | None:
-    plain = _latex.scalar(text)
-    if plain is not None:
+def _number(text: str) -> Scalar | None:
+    if plain := read_scalar(text):
         return plain
-    bare = re.sub(r"\\text\{([^{}]*)\}(?:\^\{?[0-9]\}?)?", r" \1 ", _latex.without_units(text)).strip().rstrip(".")
+    bare = re.sub(r"\\text\{([^{}]*)\}(?:\^\{?[0-9]\}?)?", r" \1 ", without_units(text)).strip().rstrip(".")
     among = _AMONG_WORDS.fullmatch(bare)
     if among is None or not _WORDS.fullmatch(among["rest"]):
         return None
-    return _latex.scalar(among["numeral"].strip().rstrip(",."))
+    return read_scalar(among["numeral"].strip().rstrip(",."))
 
 
 GRADER = NumberGrader

@@ -5,7 +5,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,11 @@ from vase_cli.errors import DataError, decode_text, nearest
 from vase_cli.tasks._rows import KNOWN_FIELDS, Row, field_key
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+UNKNOWN_KIND = f"unknown kind of file; give {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 _BOM = b"\xef\xbb\xbf"
+_DECODER = json.JSONDecoder()
+_OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n]*(\]?)[ \t\r\n]*")
+_SEPARATOR = re.compile(r"[ \t\r\n]*([,\]])[ \t\r\n]*")
 
 
 def find_data(task: str, data: Path | None) -> Path | None:
@@ -26,19 +30,17 @@ def find_data(task: str, data: Path | None) -> Path | None:
     Raises:
         DataError: no such file or folder, or a file that is named after another task.
     """
-    given = str(data) if data is not None else os.environ.get("VASE_DATA", "")
-    if not given:
+    name = str(data) if data is not None else os.environ.get("VASE_DATA", "")
+    if not name:
         return None
-    origin = given if data is not None else f"$VASE_DATA ({given})"
-    path = Path(given).expanduser()
+    origin = name if data is not None else f"$VASE_DATA ({name})"
+    path = Path(name).expanduser()
     if path.is_dir():
-        for suffix in SUFFIXES:
-            if (path / f"{task}{suffix}").is_file():
-                return path / f"{task}{suffix}"
-        if data is None:
-            return None
-        beside = sorted(entry.name for entry in path.iterdir() if entry.suffix in SUFFIXES)
-        raise DataError(f"{origin} has no {task}{'|'.join(SUFFIXES)}; it has: {', '.join(beside) or 'no problem file'}")
+        found = next((file for suffix in SUFFIXES if (file := path / f"{task}{suffix}").is_file()), None)
+        if found is None and data is not None:
+            beside = ", ".join(_problem_files(path)) or "no problem file"
+            raise DataError(f"{origin} has no {task}{'|'.join(SUFFIXES)}; it has: {beside}")
+        return found
     if not path.is_file():
         raise DataError(missing_file(origin, path))
     # Grading one benchmark's rows under another's name would look like a result.
@@ -50,11 +52,14 @@ def find_data(task: str, data: Path | None) -> Path | None:
 def missing_file(origin: str, path: Path) -> str:
     """The one line for a file that is not there: the nearest name beside it."""
     try:
-        beside = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix in SUFFIXES)
+        close = nearest(path.name, _problem_files(path.parent))
     except OSError:
         return f"no such file: {origin} (there is no folder {path.parent}); correct the path"
-    close = nearest(path.name, beside)
     return f"no such file: {origin}; " + (f"did you mean '{path.parent / close}'?" if close else "correct the path")
+
+
+def _problem_files(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir() if file.suffix in SUFFIXES)
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -63,16 +68,14 @@ def read_rows(path: Path) -> Iterator[Row]:
     Raises:
         DataError: the file as a whole cannot be read.
     """
-    readers = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}
-    reader = readers.get(path.suffix)
+    reader = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
-        raise DataError(f"{path}: unknown kind of file; give {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+        raise DataError(f"{path}: {UNKNOWN_KIND}")
     try:
         raw = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(missing_file(str(path), path)) from None
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
+        missing = isinstance(error, FileNotFoundError)
+        raise DataError(missing_file(str(path), path) if missing else f"{path}: {error.strerror or error}") from error
     yield from reader(path, raw.removeprefix(_BOM))
 
 
@@ -80,52 +83,47 @@ def _json_lines(path: Path, raw: bytes) -> Iterator[Row]:
     lines = raw.split(b"\n")
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            fields, fault = _json_row(line)
+            value, fault = _json_line(line)
             if fault.startswith("invalid JSON") and number == len(lines):
                 fault = "the last line is cut off in the middle of a row"
-            yield Row(f"{path}:{number}", fields, fault)
+            yield Row(f"{path}:{number}", value, fault)
 
 
-def _json_row(line: bytes) -> tuple[dict[str, Any] | None, str]:
+def _json_line(line: bytes) -> tuple[Any, str]:
+    """The value of a line, or why there is none."""
     if b"\0" in line:
         return None, "holds a NUL byte"
     if line.startswith(_BOM):
         return None, "a byte-order mark inside the file (two files joined?)"
     try:
-        value = json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8")), ""
     except UnicodeDecodeError as error:
         return None, f"bad UTF-8 at byte {error.start + 1} of the line"
     except json.JSONDecodeError as error:
         return None, f"invalid JSON at column {error.colno}: {error.msg}"
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets without end
         return None, f"invalid JSON: {error}"
-    return (value, "") if isinstance(value, dict) else (None, "not an object with fields")
 
 
-def _json(path: Path, raw: bytes) -> Iterator[Row]:
+def _json(path: Path, raw: bytes) -> Iterable[Row]:
     if not raw.lstrip().startswith(b"["):
-        # Many JSON Lines files are called .json.
-        yield from _json_lines(path, raw)
-        return
+        return _json_lines(path, raw)  # many JSON Lines files are called .json
     text = decode_text(raw, str(path), DataError)
+    rows, line, counted = [], 1, 0
     try:
-        json.loads(text)
+        mark = _OPENING.match(text)
+        while mark and mark[1] != "]":
+            line, counted = line + text.count("\n", counted, mark.end()), mark.end()
+            value, end = _DECODER.raw_decode(text, mark.end())
+            rows.append(Row(f"{path}:{line}", value))
+            mark = _SEPARATOR.match(text, end)
+        if not mark or mark.end() < len(text):
+            json.loads(text)  # knows what is wrong, and where
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}: invalid JSON at column {error.colno}: {error.msg}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: invalid JSON: {error}") from error
-    # The text is valid now, so walking it entry by entry only serves to know each one's line.
-    decoder, between = json.JSONDecoder(), re.compile(r"[\s,]*")
-    position, line = text.index("[") + 1, text.count("\n", 0, text.index("[")) + 1
-    while True:
-        start = between.match(text, position).end()  # type: ignore[union-attr]
-        line += text.count("\n", position, start)
-        if text[start] == "]":
-            return
-        value, position = decoder.raw_decode(text, start)
-        fields = value if isinstance(value, dict) else None
-        yield Row(f"{path}:{line}", fields, "" if fields is not None else "not an object with fields")
-        line += text.count("\n", start, position)
+    return rows
 
 
 def _csv(path: Path, raw: bytes) -> Iterator[Row]:
@@ -137,27 +135,23 @@ def _csv(path: Path, raw: bytes) -> Iterator[Row]:
     start = 1
     try:
         header = next(reader, [])
-        doubled = sorted(
-            {name for name in header if name and header.count(name) > 1 and field_key(name) in KNOWN_FIELDS}
-        )
-        if doubled:
-            raise DataError(f"{path}:1: the header names '{doubled[0]}' twice")
+        for name in sorted(header):
+            if header.count(name) > 1 and field_key(name) in KNOWN_FIELDS:
+                raise DataError(f"{path}:1: the header names '{name}' twice")
         start = reader.line_num + 1
         for values in reader:
             if values:
                 fault = "" if len(values) <= len(header) else f"{len(values)} fields, the header has {len(header)}"
-                yield Row(f"{path}:{start}", dict(zip(header, values, strict=False)) if not fault else None, fault)
+                yield Row(f"{path}:{start}", dict(zip(header, values, strict=False)), fault)
             start = reader.line_num + 1
     except csv.Error as error:
         # The reader cannot tell where the next row starts, so what follows is lost with this one.
-        fault = (
-            "the last row is cut off in a quoted field" if "unexpected end" in str(error) else f"invalid CSV: {error}"
-        )
+        cut = "unexpected end" in str(error)
+        fault = "the last row is cut off in a quoted field" if cut else f"invalid CSV: {error}"
         yield Row(f"{path}:{start}", None, fault)
 
 
 def _parquet(path: Path, raw: bytes) -> Iterator[Row]:
-    import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:

@@ -34,15 +34,13 @@ def read_hub(task: str, source: HubSource, *, gated: bool) -> Iterator[Row]:
             rows = datasets.load_dataset(source.id, source.config, split=source.split, revision=source.revision)
     # Whatever the hub's client raises (its own, HTTP and file system errors), the user's way out is the same.
     except Exception as error:
-        local = f"give the problems as a file: --data {task}.jsonl, or $VASE_DATA, a folder with {task}.jsonl in it"
-        if gated:
-            page = f"https://huggingface.co/datasets/{source.id}"
-            way_out = f"it is gated: go online, accept its terms at {page} and log in with `hf auth login`, or {local}"
-        else:
-            way_out = f"go online, or {local}"
+        page = f"https://huggingface.co/datasets/{source.id}"
+        terms = f"it is gated: go online, accept its terms at {page} and log in with `hf auth login`"
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise DataError(
-            f"cannot load {task} from the hub dataset {source.id} ({type(error).__name__}: {reason}); {way_out}"
+            f"cannot load {task} from the hub dataset {source.id} ({type(error).__name__}: {reason}); "
+            f"{terms if gated else 'go online'}, or give the problems as a file: --data {task}.jsonl, or $VASE_DATA, "
+            f"a folder with {task}.jsonl in it"
         ) from error
     rows = rows.select_columns([name for name in rows.column_names if field_key(name) in KNOWN_FIELDS])
     for number, fields in enumerate(rows, start=1):

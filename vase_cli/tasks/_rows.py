@@ -1,7 +1,6 @@
 """Raw rows to questions and answers: one reading for hub rows and for local files.
 
 A reader takes only the fields it names, so a stored solution or generation beside them is never used.
-Field names are matched without regard to case, ``_`` or doubled blanks: ``Record ID`` is ``record_id``.
 """
 
 import hashlib
@@ -12,30 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 QUESTION = ("question", "problem", "prompt")
-ANSWER = ("answer",)
 FINAL_ANSWER = ("final answer", "answer")
 ID = ("id", "problem id", "unique id", "index", "problem idx", "record id")
 OPTIONS = ("correct answer", "incorrect answer 1", "incorrect answer 2", "incorrect answer 3")
 # Every field some reader may ask for; the other columns of a table are not even loaded.
-KNOWN_FIELDS = frozenset({*QUESTION, *ANSWER, *FINAL_ANSWER, *ID, *OPTIONS})
+KNOWN_FIELDS = frozenset({*QUESTION, *FINAL_ANSWER, *ID, *OPTIONS})
 
 
 class RowError(Exception):
     """Why one row cannot be used; ``str()`` of it names the field."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One raw row: where it stands, and its fields, or why they cannot be read."""
-
-    where: str  # "gsm8k.jsonl:12", "gsm8k.parquet row 12" or "openai/gsm8k row 12"
-    fields: Mapping[str, Any] | None
-    fault: str = ""
-    id_prefix: str = ""  # keeps ids apart where a task joins several datasets
-
-
 def field_key(name: str) -> str:
-    """The form in which field names are compared: lower case, single blanks for ``_`` and white space."""
+    """The form in which field names are compared: both ``Record ID`` and ``record_id`` are ``record id``."""
     return re.sub(r"[\s_]+", " ", name).strip().lower()
 
 
@@ -49,56 +37,60 @@ class Fields:
 
     def find(self, aliases: tuple[str, ...]) -> tuple[str, Any] | None:
         """Name as written and value of the first alias that is there and not null."""
-        for alias in aliases:
-            found = self._found.get(alias)
-            if found is not None and found[1] is not None:
-                return found
-        return None
+        found = (self._found.get(alias) for alias in aliases)
+        return next((field for field in found if field is not None and field[1] is not None), None)
 
-    def _need(self, aliases: tuple[str, ...]) -> tuple[str, Any]:
+    def text(self, aliases: tuple[str, ...]) -> str:
+        """A field that must be text, stripped, not empty."""
+        return self.scalar(aliases, "text")
+
+    def scalar(self, aliases: tuple[str, ...], kinds: str = "text or a number") -> str:
+        """A field of text or of one number, as text: 70 and 70.0 are both "70"."""
         found = self.find(aliases)
         if found is None:
             first, *others = dict.fromkeys(f"'{alias}'" for alias in aliases)
             raise RowError(f"no field {first}" + (f" (or {' or '.join(others)})" if others else ""))
-        return found
-
-    def text(self, aliases: tuple[str, ...]) -> str:
-        """A field that must be text, stripped, not empty."""
-        name, value = self._need(aliases)
-        if not isinstance(value, str):
-            raise RowError(f"field '{name}' is {_kind(value)}, not text")
-        return _clean(name, value)
-
-    def scalar(self, aliases: tuple[str, ...]) -> str:
-        """A field of text or of one number, as text: 70 and 70.0 are both "70"."""
-        name, value = self._need(aliases)
-        return scalar(name, value)
+        return _scalar(*found, kinds)
 
     def row_id(self) -> str | None:
         """The row's own id, None if it has none; it may not hold a line break."""
         found = self.find(ID)
-        if found is None:
-            return None
-        value = scalar(*found)
-        if value.splitlines() != [value]:
+        value = _scalar(*found) if found else None
+        if found and value and value.splitlines() != [value]:
             raise RowError(f"field '{found[0]}' holds a line break")
         return value
 
 
-RowReader = Callable[[Fields, str, int], tuple[str, str, Mapping[str, Any]]]
-"""(fields, problem id, seed) -> question, gold answer, metadata."""
+@dataclass(frozen=True)
+class Row:
+    """One raw row: where it stands, and what it holds, or why it cannot be read."""
+
+    where: str  # "gsm8k.jsonl:12", "gsm8k.parquet row 12" or "openai/gsm8k row 12"
+    value: Any
+    fault: str = ""
+    id_prefix: str = ""  # keeps ids apart where a task joins several datasets
+
+    def fields(self) -> Fields:
+        """The fields; raises ``RowError`` if there are none."""
+        if self.fault or not isinstance(self.value, Mapping):
+            raise RowError(self.fault or "not an object with fields")
+        return Fields(self.value)
 
 
-def read_answer(fields: Fields, problem_id: str, seed: int) -> tuple[str, str, Mapping[str, Any]]:
+Reading = tuple[str, str, Mapping[str, Any]]  # question, gold answer, metadata
+RowReader = Callable[[Fields, str, int], Reading]  # of fields, problem id and seed
+
+
+def read_answer(fields: Fields, problem_id: str, seed: int) -> Reading:
     """A question and its answer; of a worked answer, what follows its last ``####`` (GSM8K's form)."""
     question = fields.text(QUESTION)
-    answer = fields.scalar(ANSWER).rpartition("####")[2].strip()
+    answer = fields.scalar(("answer",)).rpartition("####")[2].strip()
     if not answer:
         raise RowError("field 'answer' has nothing after '####'")
     return question, answer, {}
 
 
-def read_options(fields: Fields, problem_id: str, seed: int) -> tuple[str, str, Mapping[str, Any]]:
+def read_options(fields: Fields, problem_id: str, seed: int) -> Reading:
     """GPQA's columns: the options in an order drawn from (seed, problem id), lettered A to D.
 
     ``option_order[k]`` of the metadata is the column shown as the k-th letter, 0 being the correct answer.
@@ -110,49 +102,38 @@ def read_options(fields: Fields, problem_id: str, seed: int) -> tuple[str, str, 
     return f"{question}\n\n{lettered}", "ABCD"[order.index(0)], {"option_order": order}
 
 
-def read_choice(fields: Fields, problem_id: str, seed: int) -> tuple[str, str, Mapping[str, Any]]:
+def read_choice(fields: Fields, problem_id: str, seed: int) -> Reading:
     """GPQA's columns, or a question that holds its options already with a letter as its answer."""
-    reader = read_options if fields.find(OPTIONS[:1]) else read_answer
-    return reader(fields, problem_id, seed)
+    return (read_options if fields.find(OPTIONS[:1]) else read_answer)(fields, problem_id, seed)
 
 
-def read_final_answer(fields: Fields, problem_id: str, seed: int) -> tuple[str, str, Mapping[str, Any]]:
+def read_final_answer(fields: Fields, problem_id: str, seed: int) -> Reading:
     """OlympiadBench's form: ``final_answer`` is a list, each entry perhaps between dollar signs."""
     question = fields.text(QUESTION)
-    found = fields.find(FINAL_ANSWER)
-    if found is None:
+    if (found := fields.find(FINAL_ANSWER)) is None:
         raise RowError("no field 'final_answer' (or 'answer')")
     name, value = found
     parts = value if isinstance(value, list) else [value]
     # The answers are LaTeX throughout; the dollars only mark it, and the grader takes LaTeX as it is.
-    answer = ", ".join(re.sub(r"(?<!\\)\$", "", scalar(name, part)).strip() for part in parts)
+    answer = ", ".join(re.sub(r"(?<!\\)\$", "", _scalar(name, part)).strip() for part in parts)
     if not answer.strip(" ,"):
         raise RowError(f"field '{name}' is empty")
     return question, answer, {}
 
 
-def scalar(name: str, value: Any) -> str:
-    """Text or one number as clean text; raises ``RowError`` for anything else."""
-    if isinstance(value, str):
-        return _clean(name, value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RowError(f"field '{name}' is {_kind(value)}, not text or a number")
-    if not math.isfinite(value):
-        raise RowError(f"field '{name}' is not a number ({value})")
-    return str(int(value)) if value == int(value) else repr(value)
-
-
-def _clean(name: str, value: str) -> str:
+def _scalar(name: str, value: Any, kinds: str = "text or a number") -> str:
+    if not isinstance(value, str):
+        if kinds == "text" or isinstance(value, bool) or not isinstance(value, int | float):
+            names = {bool: "true or false", dict: "an object", list: "a list", int: "a number", float: "a number"}
+            kind = names.get(type(value), f"of type {type(value).__name__}")
+            raise RowError(f"field '{name}' is {kind}, not {kinds}")
+        if not math.isfinite(value):
+            raise RowError(f"field '{name}' is not a number ({value})")
+        return str(int(value)) if value == int(value) else repr(value)
     if "\0" in value:
         raise RowError(f"field '{name}' holds a NUL character")
     if not value.isascii() and re.search("[\ud800-\udfff]", value):
         raise RowError(f"field '{name}' is not valid text (bad UTF-8 or half a surrogate pair)")
-    value = value.strip()
-    if not value:
+    if not value.strip():
         raise RowError(f"field '{name}' is empty")
-    return value
-
-
-def _kind(value: Any) -> str:
-    kinds = {bool: "true or false", dict: "an object", list: "a list", int: "a number", float: "a number"}
-    return kinds.get(type(value), f"of type {type(value).__name__}")
+    return value.strip()

@@ -8,7 +8,6 @@ TASK = Task(
     hub=(HubSource("HuggingFaceH4/aime_2024", "train", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a"),),
     count=30,
     license="none stated on the hub",
-    url="https://huggingface.co/datasets/HuggingFaceH4/aime_2024",
     grader="integer",
     fallbacks=("final_answer_phrase",),
     samples=16,

@@ -8,7 +8,6 @@ TASK = Task(
     hub=(HubSource("math-ai/aime25", "test", "563bb8404243c5f09de6ec262f2db674fe5bce9b"),),
     count=30,
     license="Apache-2.0",
-    url="https://huggingface.co/datasets/math-ai/aime25",
     grader="integer",
     fallbacks=("final_answer_phrase",),
     samples=16,

@@ -8,7 +8,6 @@ TASK = Task(
     hub=(HubSource("math-ai/aime26", "test", "79037aebdb6580008fb960d17cb21fd3099083e3"),),
     count=30,
     license="Apache-2.0",
-    url="https://huggingface.co/datasets/math-ai/aime26",
     grader="integer",
     fallbacks=("final_answer_phrase",),
     samples=16,

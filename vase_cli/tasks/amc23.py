@@ -8,7 +8,6 @@ TASK = Task(
     hub=(HubSource("math-ai/amc23", "test", "80815d37005feb82cd7f8fbc6901d5d3eff43057"),),
     count=40,
     license="none stated on the hub",
-    url="https://huggingface.co/datasets/math-ai/amc23",
     grader="math",
     fallbacks=("final_answer_phrase",),
     samples=16,

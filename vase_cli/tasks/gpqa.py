@@ -9,7 +9,6 @@ TASK = Task(
     hub=(HubSource("Idavidrein/gpqa", "train", "633f5ee89ab8ad4522a9f850766b73f62147ffdd", config="gpqa_diamond"),),
     count=198,
     license="CC-BY-4.0",
-    url="https://huggingface.co/datasets/Idavidrein/gpqa",
     grader="choice",
     fallbacks=("final_answer_phrase",),
     samples=8,

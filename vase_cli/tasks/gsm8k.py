@@ -8,7 +8,6 @@ TASK = Task(
     hub=(HubSource("openai/gsm8k", "test", "740312add88f781978c0658806c59bc2815b9866", config="main"),),
     count=1_319,
     license="MIT",
-    url="https://huggingface.co/datasets/openai/gsm8k",
     grader="number",
     fallbacks=("final_answer_phrase", "last_number"),
     samples=4,

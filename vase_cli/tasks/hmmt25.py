@@ -11,7 +11,6 @@ TASK = Task(
     ),
     count=60,
     license="CC-BY-NC-SA-4.0",
-    url="https://huggingface.co/datasets/MathArena/hmmt_feb_2025",
     grader="math",
     fallbacks=("final_answer_phrase",),
     samples=16,

@@ -8,7 +8,6 @@ TASK = Task(
     hub=(HubSource("HuggingFaceH4/MATH-500", "test", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"),),
     count=500,
     license="MIT (the MATH dataset)",
-    url="https://huggingface.co/datasets/HuggingFaceH4/MATH-500",
     grader="math",
     fallbacks=("final_answer_phrase",),
     samples=8,

@@ -8,7 +8,6 @@ TASK = Task(
     hub=(HubSource("math-ai/minervamath", "test", "ee46ddc498933b1977577953250ca5c66be64f96"),),
     count=272,
     license="not known; see the source",
-    url="https://huggingface.co/datasets/math-ai/minervamath",
     grader="math",
     fallbacks=("final_answer_phrase",),
     samples=8,

@@ -13,7 +13,6 @@ TASK = Task(
     ),
     count=674,
     license="Apache-2.0",
-    url="https://huggingface.co/datasets/Hothan/OlympiadBench",
     grader="math",
     fallbacks=("final_answer_phrase",),
     samples=4,

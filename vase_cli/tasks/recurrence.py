@@ -1,7 +1,7 @@
 r"""Recurrences modulo a small number, generated; the problems that the embedded reasoner was trained to solve.
 
-A problem is read in a moment and takes a thought of some 500 characters, one line for each term. A line needs the
-line before, the term two back, and the numbers of the prompt, which no line says again.
+A thought has some 500 characters, one line for each term; a line needs the line before, the term two back, and the
+numbers of the prompt, which no line says again.
 """
 
 import random
@@ -12,7 +12,6 @@ from itertools import pairwise
 
 from vase_cli.tasks.base import Problem, Task
 
-_SEED = 0
 _PROBLEMS = 512
 
 
@@ -59,8 +58,8 @@ class Recurrence:
     @property
     def held_out(self) -> bool:
         """Whether it is for testing: one in 16, decided by all its numbers but ``terms``, so that no prefix leaks."""
-        numbers = (self.first, self.second, self.even_factor, self.odd_factor, self.addend, self.modulus)
-        return zlib.crc32(" ".join(map(str, numbers)).encode()) % 16 == 0
+        numbers = f"{self.first} {self.second} {self.even_factor} {self.odd_factor} {self.addend} {self.modulus}"
+        return zlib.crc32(numbers.encode()) % 16 == 0
 
 
 def draw(rng: random.Random, *, held_out: bool) -> Recurrence:
@@ -78,26 +77,19 @@ def draw(rng: random.Random, *, held_out: bool) -> Recurrence:
 
 def held_out_problems() -> list[Recurrence]:
     """The test problems, always the same."""
-    rng = random.Random(_SEED)
+    rng = random.Random(0)
     return [draw(rng, held_out=True) for _ in range(_PROBLEMS)]
-
-
-def generate() -> Iterator[Problem]:
-    """The test problems as a task has them, numbered."""
-    for index, problem in enumerate(held_out_problems()):
-        yield Problem(str(index), problem.question, problem.answer)
 
 
 TASK = Task(
     name="recurrence",
     title="Recurrences modulo a small number, generated",
-    hub=(),
-    generate=generate,
+    generate=lambda: [
+        Problem(str(index), each.question, each.answer) for index, each in enumerate(held_out_problems())
+    ],
     count=_PROBLEMS,
     license="MIT",
-    url="",
     grader="integer",
-    samples=1,
     prompt_format="{question}",
     max_new_tokens=768,
     max_total_tokens=2_048,
