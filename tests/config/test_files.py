@@ -70,7 +70,7 @@ RECIPE_REFUSALS = {
     "length of zero": ("dense_tokens: {aime26: 0}", "2: dense_tokens.aime26: must be a number of tokens above 0"),
     "budget of full": ("method: full\nbudget: 512", "3: budget: method full evicts nothing and takes no budget"),
     "slots": ("slots: all", "2: slots: must be a whole number of sequences, at least 1, or auto, not 'all'"),
-    "device": ("device: gpu", "2: device: 'gpu' is not a device; write auto, cpu, cuda or cuda:0"),
+    "device": ("device: gpu", "2: device: 'gpu' is not a device; write auto, cpu, cuda, cuda:0 or mps"),
     "dtype": ("dtype: bf16", "2: dtype: 'bf16' is not known; "),
     "attention": ("attention: flash", "2: attention: 'flash' is not known; "),
     "tasks not a list": ("tasks: gsm8k", "2: tasks: must be a list with something in it"),
