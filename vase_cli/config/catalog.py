@@ -46,10 +46,10 @@ class CatalogFile:
     hides: Path | None = None
 
     @property
-    def note(self) -> str | None:
-        """The line to print where this file hides a built-in one, else None."""
+    def notes(self) -> list[str]:
+        """A line to print where this file hides a built-in one."""
         hiding = f"{_NOUNS[self.kind]} {self.name}: {self.path} is used instead of the built-in {self.hides}"
-        return hiding if self.hides else None
+        return [hiding] if self.hides else []
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,6 @@ class Catalog:
             raise ConfigError(f"no {_NOUNS[kind]} '{name}'; {did_you_mean(name, files)}")
         return files[name]
 
-    def find_recipe(self, name: str) -> RecipeFile:
-        """The recipe of a name, or of a path to a ``.yaml`` file; not resolved.
-
-        Raises:
-            ConfigError: there is none, or the file breaks a rule.
-        """
-        file = self.find("recipes", name)
-        return load_recipe(file.path, file.name)
-
     def find_model(self, name: str) -> ModelEntry:
         """The entry of a zoo name, of a folder with a ``config.json``, or of a hub id; searched in this order.
 
@@ -131,7 +122,7 @@ class Catalog:
         if name in files:
             return _completed(load_entry(files[name].path, name))
         folder = Path(name).expanduser()
-        hub_id = re.fullmatch(HUB_ID, name, re.ASCII)
+        hub_id = re.fullmatch(HUB_ID, name)
         if (folder / "config.json").is_file() or (folder.is_dir() and not hub_id):
             return entry_from_folder(folder)
         if hub_id:
@@ -153,11 +144,11 @@ class Catalog:
         model = overrides.get("model")
         if model is None and recipe is None:
             raise ConfigError("no recipe and no model; name one with --recipe or --model")
-        file = self.find_recipe(recipe) if recipe is not None else RecipeFile(Path(str(model)).name)
-        entry = self.find_model(model or file.values["model"])
         used = [self.find("recipes", recipe)] if recipe is not None else []
+        written = load_recipe(used[0].path, used[0].name) if used else RecipeFile(Path(str(model)).name)
+        entry = self.find_model(model or written.values["model"])
         used += [self.find("zoo", entry.name)] if entry.source is not None else []
-        return resolve_recipe(file, entry, overrides), entry, [file.note for file in used if file.note]
+        return resolve_recipe(written, entry, overrides), entry, [note for file in used for note in file.notes]
 
 
 def user_folder() -> Path:

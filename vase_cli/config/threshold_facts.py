@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field
 from vase_cli import plugins
 from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelEntry
-from vase_cli.config.types import Count, Problems, Seed, Text, Tokens, check_values, matching, partial, record
+from vase_cli.config.types import Count, Problems, Seed, Text, Tokens, check_values, kind, partial, record
 from vase_cli.config.yaml import Document, read_document
 from vase_cli.errors import ConfigError, file_error
 from vase_cli.runs.files import write_atomically
@@ -76,8 +76,10 @@ def _rule(written: str) -> str:
 
 
 # Empty until the numbers are written.
-_FileName = Annotated[str, matching(r"[^/\\]*", "is not the name of a file beside this one")]
-_Digest = Annotated[str, matching("([0-9a-f]{16})?", "is not 16 hexadecimal digits; calibrate the model again")]
+_FileName = Annotated[str, Field(pattern=r"^[^/\\]*$"), kind("text", "the name of a file beside this one")]
+_Digest = Annotated[
+    str, Field(pattern="^([0-9a-f]{16})?$"), kind("text", "16 hexadecimal digits; calibrate the model again")
+]
 
 
 @record

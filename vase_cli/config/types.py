@@ -20,11 +20,10 @@ from vase_cli.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
+HUB_ID = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
 _STRICT_KEYS = pydantic.ConfigDict(extra="forbid")
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 _NOT_A_LIST = "must be a list with something in it; write [first, second]"
-_NOT_A_MAPPING = "must be a mapping; write 'key: value' lines, indented, under it"
-HUB_ID = r"[\w-][\w.-]*/[\w-][\w.-]*"
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(Field,))
@@ -96,13 +95,13 @@ def _choices(error: Any) -> list[str]:
 
 
 def _message(error: Any, kind: str = "text", outside: str = "") -> str:
-    """The message for one error of pydantic's: a value that is not of a ``kind``, or ``outside`` a range."""
+    """The message for one error of pydantic's: a value is not of a ``kind``, or ``outside`` a range or a pattern."""
     value, context = error["input"], error.get("ctx", {})
     match error["type"]:
         case "value_error":
             return str(context["error"])
         case "dataclass_type" | "dict_type" | "mapping_type" | "model_type":
-            return _NOT_A_MAPPING
+            return "must be a mapping; write 'key: value' lines, indented, under it"
         case "tuple_type":
             return _NOT_A_LIST
         case "literal_error" if not _collection(value):
@@ -111,8 +110,12 @@ def _message(error: Any, kind: str = "text", outside: str = "") -> str:
             percent = error["type"] == "less_than_equal" and value <= 100
             hint = f"; write {value / 100:g} for {value:g} percent" if percent else ""
             return f"{float(value)} is not {outside}{hint}"
+        case "string_pattern_mismatch":
+            return f"'{value}' is not {outside}"
         case "greater_than_equal":
             return f"must be {kind}, at least {context['ge']}, not {value}"
+        case "less_than_equal":
+            return f"must be {kind}, at most {context['le']}, not {value}"
         case "greater_than":
             return f"must be {kind} above {context['gt']}, not {value}"
     return _collection(value) or must_be(kind, value)
@@ -130,27 +133,16 @@ def _scalar(value: Any) -> Any:
     return parse_scalar(value) if isinstance(value, Plain) else value
 
 
-def _is(kind: str, outside: str = "") -> WrapValidator:
-    """Read an unquoted scalar, and refuse another value with the ``kind`` that it must be of."""
+def kind(noun: str, outside: str = "") -> WrapValidator:
+    """Read an unquoted scalar, and say of a refused value that it must be a ``noun``, or what it is ``outside`` of."""
 
     def check(value: Any, handler: Callable[[Any], Any]) -> Any:
         try:
-            return handler(_scalar(value))
+            return handler(value if noun == "text" else _scalar(value))
         except ValidationError as refusal:
-            raise ValueError(_message(refusal.errors(include_url=False)[0], kind, outside)) from None
+            raise ValueError(_message(refusal.errors(include_url=False)[0], noun, outside)) from None
 
     return WrapValidator(check)
-
-
-def matching(pattern: str, message: str) -> AfterValidator:
-    """Text that matches a whole pattern; other text is refused with "'text' MESSAGE"."""
-
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text, re.ASCII):
-            raise ValueError(f"'{text}' {message}")
-        return text
-
-    return AfterValidator(check)
 
 
 def _registered(group: str, *more: str) -> AfterValidator:
@@ -201,25 +193,27 @@ _STRICT, _POSITIVE, _NUMBER = Field(strict=True), Field(strict=True, ge=1), Fiel
 
 AsText, NotEmpty = BeforeValidator(_text), BeforeValidator(_items)
 Text = Annotated[str, _STRICT, AsText]
-Flag = Annotated[bool, _STRICT, _is("true or false")]
-Count = Annotated[int, _POSITIVE, _is("a whole number")]
-Tokens = Annotated[int, _POSITIVE, _is("a whole number of tokens")]
-Problems = Annotated[int, _POSITIVE, _is("a whole number of problems")]
-Samples = Annotated[int, _POSITIVE, _is("a whole number of samples per problem")]
-Parameters = Annotated[int, _POSITIVE, _is("a whole number of parameters")]
-Seed = Annotated[int, _STRICT, Field(ge=0, le=2**63 - 1), _is("a whole number")]
-Length = Annotated[float, _NUMBER, Field(gt=0), _is("a number of tokens")]
-Temperature = Annotated[float, _NUMBER, Field(ge=0), _is("a number", "0 (greedy) or a positive number")]
-TopK = Annotated[int, _STRICT, Field(ge=0), _is("a whole number of tokens")]
-TopP = Annotated[float, _NUMBER, Field(gt=0, le=1), _is("a number", "in (0, 1], 1 being off")]
-MinP = Annotated[float, _NUMBER, Field(ge=0, lt=1), _is("a number", "in [0, 1), 0 being off")]
+Flag = Annotated[bool, _STRICT, kind("true or false")]
+Count = Annotated[int, _POSITIVE, kind("a whole number")]
+Tokens = Annotated[int, _POSITIVE, kind("a whole number of tokens")]
+Problems = Annotated[int, _POSITIVE, kind("a whole number of problems")]
+Samples = Annotated[int, _POSITIVE, kind("a whole number of samples per problem")]
+Parameters = Annotated[int, _POSITIVE, kind("a whole number of parameters")]
+Seed = Annotated[int, _STRICT, Field(ge=0, le=2**63 - 1), kind("a whole number")]
+Length = Annotated[float, _NUMBER, Field(gt=0), kind("a number of tokens")]
+Temperature = Annotated[float, _NUMBER, Field(ge=0), kind("a number", "0 (greedy) or a positive number")]
+TopK = Annotated[int, _STRICT, Field(ge=0), kind("a whole number of tokens")]
+TopP = Annotated[float, _NUMBER, Field(gt=0, le=1), kind("a number", "in (0, 1], 1 being off")]
+MinP = Annotated[float, _NUMBER, Field(ge=0, lt=1), kind("a number", "in [0, 1), 0 being off")]
 Budget = Annotated[int | Ratio, PlainValidator(lambda value: parse_budget(_scalar(value)))]
 Slots = Annotated[int | str, PlainValidator(_slots)]
 Option = Annotated[bool | int | float | str, BeforeValidator(_scalar)]
 Method = Annotated[str, _STRICT, _registered("eviction")]
 Attention = Annotated[str, _STRICT, _registered("attention", "auto")]
 Device = Annotated[
-    str, _STRICT, matching("auto|cpu|cuda(:[0-9]{1,3})?|mps", "is not a device; write auto, cpu, cuda, cuda:0 or mps")
+    str,
+    Field(strict=True, pattern="^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$"),
+    kind("text", "a device; write auto, cpu, cuda, cuda:0 or mps"),
 ]
-HubId = Annotated[str, _STRICT, matching(HUB_ID, "is not a hub id; write organisation/name")]
+HubId = Annotated[str, Field(strict=True, pattern=HUB_ID), kind("text", "a hub id; write organisation/name")]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
