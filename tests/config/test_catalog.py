@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vase_cli.config.catalog import BUILT_IN, Catalog, built_in_folder, entry_from_folder
+from vase_cli.config.catalog import BUILT_IN, Catalog, built_in_folder, entry_from_folder, user_folder
 from vase_cli.config.schema import DEFAULT_SAMPLING, ModelShape, SamplingParams, Thinking
 from vase_cli.errors import ConfigError
 
@@ -51,6 +51,12 @@ def test_only_a_hidden_built_in_is_said(home: Path, tmp_path: Path, monkeypatch:
     put(tmp_path / "zoo" / "mine.yaml")
     put(home / "zoo" / "mine.yaml")
     assert Catalog.open().find("zoo", "mine").notes == []
+
+
+def test_the_users_folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert user_folder() == home
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    assert user_folder() == tmp_path / "home" / ".config" / "vase"
 
 
 def test_resolve_says_what_is_hidden(home: Path) -> None:

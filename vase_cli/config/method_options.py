@@ -37,10 +37,9 @@ def option_types(method: Any) -> dict[str, Any]:
 def coerce_options(
     fields: Mapping[str, Any], options: Options, where: str | Mapping[str, str], method: str = "the method"
 ) -> dict[str, Scalar]:
-    """Options checked against a method's fields (name -> annotation, from :func:`option_types`).
+    """Options checked against a method's :func:`option_types`; only a whole number is converted, to ``float``.
 
-    A whole number is taken for ``float``; nothing else is converted. ``where`` says where the options come from: one
-    text, or one per option. ``method`` is named where it has no such option.
+    ``where`` says where each option comes from, or all; ``method`` is named where it has no such option.
 
     Raises:
         ConfigError: an option that the method does not have, or of another type.

@@ -63,7 +63,8 @@ def load_recipe(path: Path, name: str) -> RecipeFile:
     _check_tasks(document, [*plugins.names("tasks"), *(Path(task).stem for task in tasks)])
     if values.get("method") == "full" and (budgets := {"budget", "budgets"} & values.keys()):
         raise document.error((min(budgets),), "method full evicts nothing and takes no budget; remove the line")
-    return RecipeFile(name, path, values | ({"tasks": tasks} if tasks else {}), document.key_lines())
+    origins = {key: f"recipe {name} ({path}:{line})" for key, line in document.key_lines().items()}
+    return RecipeFile(name, path, values | ({"tasks": tasks} if tasks else {}), origins)
 
 
 def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, Any]) -> Recipe:
@@ -91,7 +92,7 @@ def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, 
     facts["sampling"] = vars(entry.sampling["thinking" if thinks else "plain"])
     entry_origin = f"zoo entry {entry.name}" if entry.source else entry.origins.get("sampling", "default")
     merged: _Layer = {"model": (entry.name, "default")} | _layer(facts, lambda key: entry_origin)
-    for layer in (_layer(written, file.origin), _layer(given, lambda key: COMMAND_LINE)):
+    for layer in (_layer(written, file.origins.__getitem__), _layer(given, lambda key: COMMAND_LINE)):
         merged = (_without_budgets(merged) if "budget" in layer else merged) | layer
     if method == "full":
         if {"budget", "budgets"} & given.keys():

@@ -17,6 +17,7 @@ from vase_cli.config.budget import Ratio
 from vase_cli.config.types import needs, record
 
 Mode = Literal["thinking", "plain"]
+ThinkingMode = Literal["always", "switch", "never"]
 
 
 @record
@@ -53,14 +54,10 @@ class ModelShape:
 
 @record
 class Thinking:
-    """Whether a model thinks before it answers, and who writes the opening ``<think>``."""
+    """Whether a model thinks before it answers, and who opens it: the chat template's prompt or the model."""
 
-    mode: Literal["always", "switch", "never"] = Field(
-        default="switch", description="always, switch (the chat template's enable_thinking) or never."
-    )
-    opened_by: Literal["prompt", "model"] = Field(
-        default="model", description="prompt: the chat template ends the generation prompt with <think>."
-    )
+    mode: ThinkingMode = Field(default="switch", description="switch: by the chat template's enable_thinking.")
+    opened_by: Literal["prompt", "model"] = Field(default="model", description="Who writes the opening <think>.")
 
 
 def _both_modes(modes: Mapping[Mode, SamplingParams]) -> Mapping[Mode, SamplingParams]:
@@ -70,9 +67,9 @@ def _both_modes(modes: Mapping[Mode, SamplingParams]) -> Mapping[Mode, SamplingP
     return {"thinking": modes.get("thinking", only), "plain": modes.get("plain", only)}
 
 
-_Modes = Annotated[
-    Mapping[Mode, Annotated[SamplingParams, needs("temperature", "0 is greedy")]], AfterValidator(_both_modes)
-]
+_Thinking = Annotated[Thinking, needs("mode", "write always, switch or never")]
+_Sampling = Annotated[SamplingParams, needs("temperature", "0 is greedy")]
+_Modes = Annotated[Mapping[Mode, _Sampling], AfterValidator(_both_modes)]
 
 
 @record
@@ -89,16 +86,9 @@ class ModelEntry:
     dtype: types.DType = Field(default="auto", description="Type of the weights.")
     context_tokens: types.Tokens | None = Field(default=None, description="Native context.")
     configured_tokens: types.Tokens | None = Field(default=None, description="The config's max_position_embeddings.")
-    thinking: Annotated[Thinking, needs("mode", "write always, switch or never")] = Field(
-        default=Thinking(), description="Whether the model thinks."
-    )
-    sampling: _Modes = Field(
-        default_factory=lambda: _both_modes({"plain": DEFAULT_SAMPLING}),
-        description="How the model is sampled, thinking and plain; one that is not written is like the other.",
-    )
-    dense_tokens: Mapping[str, types.Length] = Field(
-        default_factory=dict, description="Mean tokens of the full cache, per task."
-    )
+    thinking: _Thinking = Field(default=Thinking(), description="Whether the model thinks.")
+    sampling: _Modes = Field(default_factory=lambda: _both_modes({"plain": DEFAULT_SAMPLING}), description="Per mode.")
+    dense_tokens: types.Lengths = Field(default_factory=dict, description="Mean tokens of the full cache, per task.")
     budgets: Mapping[str, types.Tokens] = Field(default_factory=dict, description="Budget in tokens, per task.")
     thresholds: types.Text | None = Field(default=None, description="Facts of a calibration: a .thresholds.yaml file.")
     license: types.Text | None = Field(default=None, description="License of the weights.")
@@ -124,23 +114,17 @@ class Recipe:
     method: types.Method = Field(default="vase-attnv", description="Eviction method.")
     method_options: Mapping[str, types.Option] = Field(default_factory=dict, description="Options of the method.")
     budget: types.Budget | None = Field(
-        default=None, description="Tokens kept per KV head, or 4x: a quarter of the mean full-cache length."
+        default=None, description="Tokens per KV head; 4x: a quarter of the full cache."
     )
     budgets: Mapping[str, types.Budget] = Field(default_factory=dict, description="Budgets of single tasks.")
-    dense_tokens: Mapping[str, types.Length] = Field(
-        default_factory=dict, description="Mean tokens of the full cache, per task."
-    )
+    dense_tokens: types.Lengths = Field(default_factory=dict, description="Mean tokens of the full cache, per task.")
     window: types.Tokens = Field(default=64, description="Tokens between cuts; the last so many always stay.")
     tasks: Annotated[tuple[types.Text, ...], types.NotEmpty] = Field(default=(), description="Tasks or problem files.")
     samples: types.Samples | None = Field(default=None, description="Samples per problem; the task's own if none.")
     seed: types.Seed = Field(default=0, description="Of tokens and eviction.")
     limit: types.Problems | None = Field(default=None, description="First problems of each task; all if none.")
-    max_new_tokens: types.Tokens | None = Field(
-        default=None, description="Limit on generated tokens; the task's own if none."
-    )
-    max_total_tokens: types.Tokens | None = Field(
-        default=None, description="Limit on prompt and generated tokens; the task's own if none."
-    )
+    max_new_tokens: types.Tokens | None = Field(default=None, description="Limit on generated tokens; or the task's.")
+    max_total_tokens: types.Tokens | None = Field(default=None, description="With the prompt's; or the task's.")
     sampling: SamplingParams = Field(default=DEFAULT_SAMPLING, description="How a token is drawn.")
     think: types.Flag = Field(default=True, description="Thinking mode, where the model has a switch.")
     system_prompt: types.Text | None = Field(default=None, description="System prompt.")
@@ -149,12 +133,8 @@ class Recipe:
     attention: types.Attention = Field(default="auto", description="Attention backend.")
     compile: Literal["auto", "on", "off"] = Field(default="auto", description="torch.compile of decode steps.")
     device: types.Device = Field(default="auto", description="auto, cpu, cuda, cuda:N or mps.")
-    compare: Comparison = Field(
-        default=Comparison(), description="What vase eval runs side by side where no method and no budget is named."
-    )
-    origins: Mapping[str, str] = Field(
-        default_factory=dict, description="Where each value came from, by dotted key such as budgets.gsm8k."
-    )
+    compare: Comparison = Field(default=Comparison(), description="What vase eval runs side by side.")
+    origins: Mapping[str, str] = Field(default_factory=dict, description="Where each value is from, by dotted key.")
 
     def budget_for(self, task: str | None) -> int | Ratio | None:
         """The budget of one task; None: of a prompt of no task."""
@@ -163,16 +143,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """What one recipe file says, checked but not resolved: ``values`` by key, ``lines`` by dotted key.
-
-    ``path`` None: no file, a run that names a model only.
-    """
+    """A recipe file, checked but not resolved: ``values`` by key, ``origins`` by dotted key; or none, and so empty."""
 
     name: str
     path: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    lines: Mapping[str, int] = field(default_factory=dict)
-
-    def origin(self, key: str) -> str:
-        """Where a value of this file is: "recipe qwen3-8b (file:line)"."""
-        return f"recipe {self.name} ({self.path}:{self.lines[key]})"
+    origins: Mapping[str, str] = field(default_factory=dict)

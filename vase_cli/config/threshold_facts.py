@@ -37,10 +37,8 @@ _RULES = {
 class FitRule:
     """How a threshold is found from a head's ranges.
 
-    Attributes:
-        kind: "quantile" (the range that this share of the tokens does not exceed), "mad" (the median plus so many
-            median absolute deviations) or "share" (the range that this share of the tokens exceeds).
-        amount: the share, or how many deviations.
+    ``kind`` "quantile": the range that the share ``amount`` of the tokens does not exceed; "share": the one that it
+    exceeds; "mad": the median plus ``amount`` median absolute deviations.
     """
 
     kind: str
@@ -172,13 +170,9 @@ def _weights_of(entry: ModelEntry) -> tuple[str | None, Path | None]:
 
 
 def entry_text(entry: ModelEntry, path: Path, thresholds: str, dense_tokens: tuple[str, float]) -> str:
-    """A zoo file with everything that a model's own says, its thresholds, and the length of a task's texts if new.
+    """The zoo file for ``path`` with all that the model's own says, and the ``thresholds`` file, relative to it.
 
-    Args:
-        entry: the model.
-        path: where the file will be.
-        thresholds: the file of the facts, relative to the zoo file.
-        dense_tokens: a task and the mean length of its texts with the full cache, in tokens.
+    ``dense_tokens`` is a task and the mean tokens of its texts with the full cache, written where the task has none.
     """
     task, length = dense_tokens
     anew: dict[str, str] = {}

@@ -5,7 +5,6 @@ A value comes from a file, from the command line or from Python. An unquoted sca
 tuple and a mapping a record.
 """
 
-import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_type_hints
@@ -32,7 +31,6 @@ def record(cls: type[T]) -> type[T]:
     made: Any = pydantic.dataclasses.dataclass(frozen=True, config=_STRICT_KEYS)(cls)
     check = made.__init__
 
-    @functools.wraps(check)
     def init(self: Any, *values: Any, **named: Any) -> None:
         try:
             check(self, *values, **named)
@@ -201,6 +199,7 @@ Samples = Annotated[int, _POSITIVE, kind("a whole number of samples per problem"
 Parameters = Annotated[int, _POSITIVE, kind("a whole number of parameters")]
 Seed = Annotated[int, _STRICT, Field(ge=0, le=2**63 - 1), kind("a whole number")]
 Length = Annotated[float, _NUMBER, Field(gt=0), kind("a number of tokens")]
+Lengths = Mapping[str, Length]
 Temperature = Annotated[float, _NUMBER, Field(ge=0), kind("a number", "0 (greedy) or a positive number")]
 TopK = Annotated[int, _STRICT, Field(ge=0), kind("a whole number of tokens")]
 TopP = Annotated[float, _NUMBER, Field(gt=0, le=1), kind("a number", "in (0, 1], 1 being off")]
