@@ -96,3 +96,14 @@ def readable_bytes(size_bytes: int) -> str:
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{size:,.0f} {units[0]}" if units[0] == "B" else f"{size:,.1f} {units[0]}"
+
+
+def free_memory(device: "torch.device") -> tuple[int, str]:
+    """Bytes that are free where a device computes, and the device with them for people: "no GPU, 6.0 GiB of ..."."""
+    if device.type == "cuda":
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(device.index)
+        return free, f"{torch.cuda.get_device_name(device.index)}, {readable_bytes(free)} free"
+    free = available_ram_bytes()
+    return free, f"{'Apple GPU' if device.type == 'mps' else 'no GPU'}, {readable_bytes(free)} of memory free"

@@ -80,6 +80,8 @@ def test_zoo_show_of_a_hub_id() -> None:
     rows = {row.split()[0]: row.split() for row in lines(call(zoo.app, "show", "Qwen/Qwen9-1B"))}
     assert rows["shape"] == ["shape", "-", "-"]
     assert rows["sampling.plain.temperature"][1:] == ["0.6", "default"]
+    named = lines(call(zoo.app, "show", "Qwen/Qwen3-0.6B"))
+    assert named == lines(call(zoo.app, "show", "qwen3-0.6b"))
 
 
 def test_recipes_show_says_where_each_value_is_from(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_device_that_is_not_there_is_bad(vase: Shell, device: str, message: st
 @pytest.mark.parametrize("device", ["tpu", "cpu:1"])
 def test_what_is_not_a_device_is_refused(vase: Shell, device: str) -> None:
     refusal = vase.refused("doctor", "--offline", "--device", device)
-    assert refusal == f"--device: '{device}' is not a device; write auto, cpu, cuda or cuda:0"
+    assert refusal == f"--device: '{device}' is not a device; write auto, cpu, cuda, cuda:0 or mps"
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,7 @@ def test_a_users_own_recipes_count_and_broken_ones_do_not_hide_them(vase: Shell,
 def test_a_gpu_is_measured_by_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: ((index + 1) * 2**30, 2**40))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
     assert machine._device("auto") == ("cuda", 2**30, "GPU 0, 1.0 GiB free")

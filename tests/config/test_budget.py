@@ -1,13 +1,16 @@
+import json
+
 import pytest
 
-from vase_cli.config.budget import Budget, resolve_budget
+from vase_cli.config.budget import Budget, Ratio, parse_budget, resolve_budget
 from vase_cli.errors import ConfigError
 
 DENSE = {"aime26": 15325.0, "exact": 4048.0}
 
 
 def resolve(spec: object, task: str | None = "aime26", window: int = 64, token_limit: int = 32768) -> Budget:
-    return resolve_budget(spec, task=task, window=window, token_limit=token_limit, dense_tokens=DENSE)  # type: ignore[arg-type]
+    budget = None if spec is None else parse_budget(spec)
+    return resolve_budget(budget, task=task, window=window, token_limit=token_limit, dense_tokens=DENSE)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +54,9 @@ def test_absolute_budget_keeps_its_value_off_the_window() -> None:
         (None, "no budget for aime26; give tokens or a ratio"),
         (64, "budget 64 for aime26: not above the window of 64 tokens"),
         ("10", "not above the window"),
-        (0, "budget 0 is not a positive number"),
-        (-4096, "budget -4096 is not a positive number"),
-        ("-1", "budget -1 is not a positive number"),
+        (0, "0 is not a positive number"),
+        (-4096, "-4096 is not a positive number"),
+        ("-1", "-1 is not a positive number"),
         ("0x", "N of 'Nx' must be at least 1"),
         ("0.5x", "N of 'Nx' must be at least 1"),
         ("nan", "not a number of tokens nor a ratio"),
@@ -71,10 +74,17 @@ def test_absolute_budget_keeps_its_value_off_the_window() -> None:
     ],
 )
 def test_refused(spec: object, part: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises((ConfigError, ValueError)) as caught:
         resolve(spec)
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_parsed_budget_stays_what_a_recipe_shows() -> None:
+    budget = parse_budget(" 4X ")
+    assert budget == "4x" and isinstance(budget, Ratio)
+    assert parse_budget(budget) == budget
+    assert json.dumps({"budget": budget, "tokens": parse_budget("512")}) == '{"budget": "4x", "tokens": 512}'
 
 
 @pytest.mark.parametrize(("spec", "warned"), [(32767, False), (32768, True), (40000, True), ("1x", False)])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vase_cli.config.catalog import BUILT_IN, Catalog, built_in_folder, entry_from_folder
+from vase_cli.config.catalog import BUILT_IN, Catalog, built_in_folder, entry_from_folder, user_folder
 from vase_cli.config.schema import DEFAULT_SAMPLING, ModelShape, SamplingParams, Thinking
 from vase_cli.errors import ConfigError
 
@@ -40,18 +40,23 @@ def test_search_order(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         file = Catalog.open(zoo=places[0] if number == 0 else None).find("zoo", "qwen3-8b")
         assert file.path == place / "qwen3-8b.yaml"
         assert file.source == str(place)
-        assert file.note is not None
-        assert f"{file.path} is used instead of the built-in" in file.note
+        assert f"{file.path} is used instead of the built-in" in file.notes[0]
         (place / "qwen3-8b.yaml").unlink()
     file = Catalog.open().find("zoo", "qwen3-8b")
-    assert (file.source, file.note) == (BUILT_IN, None)
+    assert (file.source, file.notes) == (BUILT_IN, [])
 
 
 def test_only_a_hidden_built_in_is_said(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VASE_PATH", str(tmp_path))
     put(tmp_path / "zoo" / "mine.yaml")
     put(home / "zoo" / "mine.yaml")
-    assert Catalog.open().find("zoo", "mine").note is None
+    assert Catalog.open().find("zoo", "mine").notes == []
+
+
+def test_the_users_folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert user_folder() == home
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    assert user_folder() == tmp_path / "home" / ".config" / "vase"
 
 
 def test_resolve_says_what_is_hidden(home: Path) -> None:
@@ -115,18 +120,18 @@ def test_a_file_and_a_folder_of_one_name(home: Path) -> None:
 def test_unknown_names() -> None:
     catalog = Catalog.open()
     with pytest.raises(ConfigError, match=r"no recipe 'qwen3-9b'; did you mean 'qwen3-8b'\?"):
-        catalog.find_recipe("qwen3-9b")
+        catalog.find("recipes", "qwen3-9b")
     with pytest.raises(ConfigError, match=r"no zoo entry 'zzz'; there are: .*qwen3-8b"):
         catalog.find("zoo", "zzz")
     with pytest.raises(ConfigError, match="model 'qwen3-9b' is no zoo entry, folder or hub id; did you mean"):
         catalog.find_model("qwen3-9b")
     with pytest.raises(ConfigError, match=r"recipe nowhere/mine\.yaml: no such file"):
-        catalog.find_recipe("nowhere/mine.yaml")
+        catalog.find("recipes", "nowhere/mine.yaml")
 
 
 def test_a_recipe_by_path(tmp_path: Path) -> None:
     path = put(tmp_path / "mine.yaml", "model: qwen3-8b\n")
-    assert Catalog.open().find_recipe(str(path)).name == "mine"
+    assert Catalog.open().find("recipes", str(path)).name == "mine"
 
 
 def test_folders_that_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

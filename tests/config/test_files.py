@@ -70,7 +70,7 @@ RECIPE_REFUSALS = {
     "length of zero": ("dense_tokens: {aime26: 0}", "2: dense_tokens.aime26: must be a number of tokens above 0"),
     "budget of full": ("method: full\nbudget: 512", "3: budget: method full evicts nothing and takes no budget"),
     "slots": ("slots: all", "2: slots: must be a whole number of sequences, at least 1, or auto, not 'all'"),
-    "device": ("device: gpu", "2: device: 'gpu' is not a device; write auto, cpu, cuda or cuda:0"),
+    "device": ("device: gpu", "2: device: 'gpu' is not a device; write auto, cpu, cuda, cuda:0 or mps"),
     "dtype": ("dtype: bf16", "2: dtype: 'bf16' is not known; "),
     "attention": ("attention: flash", "2: attention: 'flash' is not known; "),
     "tasks not a list": ("tasks: gsm8k", "2: tasks: must be a list with something in it"),
@@ -88,6 +88,14 @@ RECIPE_REFUSALS = {
     "anchor": ("seed: &one 1", "2: anchors (&one) are not used here"),
     "alias": ("seed: *one", "2: aliases (*one) are not used here"),
     "merge key": ("<<: {seed: 1}", "2: <<: merge keys are not used here"),
+    "nested merge key": ("sampling:\n  <<: {top_k: 1}", "3: sampling.<<: merge keys are not used here"),
+    "no value in a list": ("tasks: [gsm8k, ~]", "2: tasks: has no value"),
+    "no value for a mapping": ("budgets:", "2: budgets: has no value"),
+    "a list for a budget": ("budget: [1]", "2: budget: is a list; write one value"),
+    "a mapping for a choice": ("compile: {on: 1}", "2: compile: is a mapping; write one value"),
+    "several wrong": ("window: 0\nsede: 1", "3: sede: unknown key; did you mean 'seed'?"),
+    "item": ("compare:\n  methods: [full,\n    snapkw]", "4: compare.methods: 'snapkw' is not known; did you mean"),
+    "section": ("compare:\n  method: [full]", "3: compare.method: unknown key; did you mean 'methods'?"),
     "tag": ("seed: !!int 1", "2: tags (tag:yaml.org,2002:int) are not used here"),
     "python tag": ("seed: !!python/object/apply:os.system [ls]", "2: tags (tag:yaml.org,2002:python/object/apply"),
     "tab": ("budgets:\n\tgsm8k: 512", "3: a tab where spaces must be"),
@@ -167,6 +175,13 @@ def test_numbers_are_taken_as_the_schema_says(write: Write) -> None:
     values = load_recipe(write(text), "mine").values
     assert values["sampling"] == {"temperature": 1.0, "top_p": 0.9, "top_k": 20}
     assert (values["budget"], values["budgets"]) == ("4x", {"gsm8k": 512})
+
+
+def test_each_value_is_said_to_be_where_its_key_is(write: Write, tmp_path: Path) -> None:
+    file = load_recipe(write("model: qwen3-8b\nbudgets:\n  gsm8k:\n    512\ntasks:\n  - gsm8k\n"), "mine")
+    where = {key: f"recipe mine ({tmp_path / 'mine.yaml'}:{line})" for key, line in
+             {"model": 1, "budgets": 2, "budgets.gsm8k": 3, "tasks": 5}.items()}  # fmt: skip
+    assert file.origins == where
 
 
 def test_paths_in_a_recipe_start_from_its_file(write: Write, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_thinking_mode_that_the_model_lacks(
         ({"system_prompt": " "}, "--system: is empty"),
         ({"max_new_tokens": 0}, "--max-new-tokens: must be a whole number of tokens, at least 1, not 0"),
         ({"budgets": {"gsm8k": 0}}, "command line: budgets.gsm8k: 0 is not a positive number of tokens"),
-        ({"seeds": 1}, "command line: seeds: unknown; did you mean 'seed'?"),
+        ({"seeds": 1}, "command line: seeds: unknown key; did you mean 'seed'?"),
     ],
 )
 def test_the_command_line_is_checked_like_a_file(overrides: dict[str, Any], message: str) -> None:

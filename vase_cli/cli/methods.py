@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from vase_cli import plugins
-from vase_cli.cli._files import AsJson, cell
+from vase_cli.cli.catalog_files import AsJson, cell
 from vase_cli.cli.output import print_columns
 from vase_cli.config.method_options import option_types
 
@@ -19,37 +19,27 @@ app = typer.Typer(help="List eviction methods, or show one's options.", no_args_
 @app.command("list")
 def list_methods(as_json: AsJson = False) -> None:
     """One row for each method: its name and what it keeps."""
-    methods = {name: plugins.load("eviction", name) for name in plugins.names("eviction")}
-    if as_json:
-        for name, method in methods.items():
-            typer.echo(json.dumps({"name": name, "summary": _summary(method)}, ensure_ascii=False))
-        return
-    print_columns(("NAME", "WHAT IT DOES"), [(name, _summary(method)) for name, method in methods.items()])
+    methods = [(name, _summary(plugins.load("eviction", name))) for name in plugins.names("eviction")]
+    if not as_json:
+        print_columns(("NAME", "WHAT IT DOES"), methods)
+    for name, summary in methods if as_json else ():
+        typer.echo(json.dumps({"name": name, "summary": summary}, ensure_ascii=False))
 
 
 @app.command("show")
 def show_method(name: Annotated[str, typer.Argument(help="Method name.")], as_json: AsJson = False) -> None:
     """What a method does and its options with their defaults; set one with -o name=value."""
     method = plugins.load("eviction", name)
-    about = _attributes(method)
-    types = option_types(method)
+    summary, about, types = _summary(method), _attributes(method), option_types(method)
     options = [
-        {
-            "name": one.name,
-            "type": _type_name(types[one.name]),
-            "default": one.default,
-            "about": about.get(one.name, ""),
-        }
-        for one in dataclasses.fields(method)
+        {"name": key, "type": _type_name(types[key]), "default": default, "about": about.get(key, "")}
+        for key, default in ((field.name, field.default) for field in dataclasses.fields(method))
     ]
     if as_json:
-        record = {"name": name, "summary": _summary(method), "options": options}
-        typer.echo(json.dumps(record, ensure_ascii=False))
+        typer.echo(json.dumps({"name": name, "summary": summary, "options": options}, ensure_ascii=False))
         return
-    typer.echo(f"{name}: {_summary(method)}\n")
-    print_columns(
-        ("OPTION", "TYPE", "DEFAULT", "ABOUT"), [[cell(value) for value in option.values()] for option in options]
-    )
+    typer.echo(f"{name}: {summary}\n")
+    print_columns(("OPTION", "TYPE", "DEFAULT", "ABOUT"), [[cell(value) for value in row.values()] for row in options])
 
 
 def _summary(method: Any) -> str:
@@ -66,7 +56,7 @@ def _attributes(method: Any) -> dict[str, str]:
     """What the docstrings of a method and its bases say of each option, under "Attributes:"."""
     about: dict[str, str] = {}
     for owner in reversed(method.__mro__):
-        _, found, section = inspect.cleandoc(owner.__doc__ or "").partition("Attributes:\n")
-        for name, text in re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", section if found else "", re.MULTILINE):
+        section = inspect.cleandoc(owner.__doc__ or "").partition("Attributes:\n")[2]
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", section, re.MULTILINE):
             about[name] = " ".join(text.split())
     return about

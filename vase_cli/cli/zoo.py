@@ -1,26 +1,13 @@
 """``vase zoo``: the models there are, and the facts of one."""
 
-import dataclasses
-import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from vase_cli.cli._files import (
-    AsJson,
-    Destination,
-    Force,
-    Names,
-    ZooFolder,
-    cell,
-    copy,
-    flatten,
-    load_each,
-    origin_of,
-    validate,
-)
+from vase_cli.cli import catalog_files
+from vase_cli.cli.catalog_files import AsJson, Destination, Force, Names, ZooFolder, cell, record_json, value_rows
 from vase_cli.cli.output import print_columns, print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile
 from vase_cli.config.resolve import load_entry
@@ -33,21 +20,14 @@ app = typer.Typer(help="List models, show one, check or copy their files.", no_a
 @app.command("list")
 def list_entries(as_json: AsJson = False, zoo: ZooFolder = None) -> None:
     """One row for each model: name, parameters, shape, thinking, where its weights are, where the entry is."""
-    catalog = Catalog.open(zoo=zoo)
-    loaded = load_each(catalog, "zoo", lambda file: load_entry(file.path, file.name))
-    if as_json:
-        for _, entry in loaded:
-            typer.echo(_json(entry))
-        return
-    rows = [("NAME", "PARAMETERS", "LAYERS", "HEADS", "KV HEADS", "HEAD DIM", "THINKS", "WEIGHTS", "ENTRY")]
-    for file, entry in loaded:
+
+    def row(file: CatalogFile, entry: ModelEntry) -> Sequence[str]:
         parameters = f"{entry.parameters:,}" if entry.parameters else "-"
-        shape = [str(size) for size in flatten(entry.shape).values()] if entry.shape else ["-"] * 4
-        weights = entry.hub_id or str(entry.path)
-        rows.append(
-            (entry.name, parameters, shape[0], shape[1], shape[2], shape[3], entry.thinking.mode, weights, file.source)
-        )
-    print_columns(rows[0], rows[1:])
+        shape = [str(size) for size in vars(entry.shape).values()] if entry.shape else ["-"] * 4
+        return entry.name, parameters, *shape, entry.thinking.mode, entry.hub_id or str(entry.path), file.source
+
+    headings = ("NAME", "PARAMETERS", "LAYERS", "HEADS", "KV HEADS", "HEAD DIM", "THINKS", "WEIGHTS", "ENTRY")
+    catalog_files.list_files(Catalog.open(zoo=zoo), "zoo", _load, headings, row, as_json=as_json)
 
 
 @app.command("show")
@@ -59,29 +39,24 @@ def show_entry(
     """Every fact of a model, and the line of the file that states it."""
     catalog = Catalog.open(zoo=zoo)
     entry = catalog.find_model(name)
-    if entry.source is not None and (note := catalog.find("zoo", name).note):
-        print_notes([note])
+    print_notes(catalog.find("zoo", entry.name).notes if entry.source is not None else [])
     facts = None if entry.thresholds is None else read_facts(Path(entry.thresholds))
     if as_json:
-        typer.echo(_json(entry, {} if facts is None else {"threshold_facts": facts.shown()}))
+        typer.echo(record_json(entry, **({} if facts is None else {"threshold_facts": facts.shown()})))
         return
-    rows = [("FACT", "VALUE", "FROM")]
-    for key, value in flatten(entry, skip=("origins", "source")).items():
-        nothing = value in (None, {}) or key == "name"
-        rows.append((key, cell(value), "-" if nothing else origin_of(entry.origins, key)))
+    rows = []
+    for key, value, origin in value_rows(entry, skip="source"):
+        rows.append((key, value, "-" if value == "-" or key == "name" else origin))
         if key == "thresholds" and facts is not None:
-            rows += [
-                (f"thresholds.{fact}", cell(said), f"{entry.thresholds}:{facts.lines[fact]}")
-                for fact, said in facts.shown().items()
-            ]
-    print_columns(rows[0], rows[1:])
+            for fact, stated in facts.shown().items():
+                rows.append((f"thresholds.{fact}", cell(stated), f"{entry.thresholds}:{facts.lines[fact]}"))
+    print_columns(("FACT", "VALUE", "FROM"), rows)
 
 
 @app.command("validate")
 def validate_entries(names: Names = None, zoo: ZooFolder = None) -> None:
     """Check zoo files; exit code 2 if any is wrong, a line for each."""
-    catalog = Catalog.open(zoo=zoo)
-    validate(catalog, "zoo", names or [], _check)
+    catalog_files.validate(Catalog.open(zoo=zoo), "zoo", names or [], lambda file: _thresholds(_load(file)))
 
 
 @app.command("copy")
@@ -93,19 +68,14 @@ def copy_entry(
 ) -> None:
     """Copy an entry into your own folder, to edit it there; prints where it is."""
     file = Catalog.open(zoo=zoo).find("zoo", name)
-    entry = load_entry(file.path, file.name)
-    whole_folder = file.path.name == "entry.yaml"
-    beside = [] if whole_folder or entry.thresholds is None else files_of(Path(entry.thresholds))
-    typer.echo(copy(file, destination, beside=beside, force=force))
+    entry = _load(file)
+    beside = [] if file.path.name == "entry.yaml" else _thresholds(entry)
+    catalog_files.copy(file, destination, beside=beside, force=force)
 
 
-def _check(file: CatalogFile) -> None:
-    entry = load_entry(file.path, file.name)
-    if entry.thresholds is not None:
-        files_of(Path(entry.thresholds))
+def _load(file: CatalogFile) -> ModelEntry:
+    return load_entry(file.path, file.name)
 
 
-def _json(entry: ModelEntry, more: Mapping[str, Any] | None = None) -> str:
-    return json.dumps(
-        dataclasses.asdict(entry) | dict(more or {}), default=str, ensure_ascii=False
-    )  # a Path is its text
+def _thresholds(entry: ModelEntry) -> list[Path]:
+    return [] if entry.thresholds is None else files_of(Path(entry.thresholds))

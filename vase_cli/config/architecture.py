@@ -1,10 +1,11 @@
 """What a model is built from besides the shape of its cache, in a zoo entry's words and in a config's."""
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
-from vase_cli.config.yaml import Fields, Rule, flag, text, whole
+from pydantic import Field
+
+from vase_cli.config.types import Count, Flag, Text, record
 
 _CONFIG_NAMES = {
     "family": "model_type",
@@ -18,23 +19,26 @@ _CONFIG_NAMES = {
 }
 
 
-@dataclass(frozen=True)
+@record
 class Architecture:
     """Facts that random weights are built from; checked against the loaded model's config.
 
-    ``family`` is transformers' model type, ``hidden`` the width of the residual stream, ``mlp`` that of a dense MLP,
-    ``tied`` whether the head is the embedding. A mixture of experts also has ``experts``, ``experts_per_token`` and
-    ``expert_mlp``, the width of one; a dense model has none of the three.
+    A mixture of experts has all of ``experts``, ``experts_per_token`` and ``expert_mlp``, a dense model none of them.
     """
 
-    family: str
-    hidden: int
-    mlp: int
-    vocabulary: int
-    tied: bool
-    experts: int | None = None
-    experts_per_token: int | None = None
-    expert_mlp: int | None = None
+    family: Text = Field(description="Transformers' model type.")
+    hidden: Count = Field(description="Width of the residual stream.")
+    mlp: Count = Field(description="Width of a dense MLP.")
+    vocabulary: Count = Field(description="Rows of the embedding.")
+    tied: Flag = Field(description="Whether the head is the embedding.")
+    experts: Count | None = Field(default=None, description="Experts of a layer.")
+    experts_per_token: Count | None = Field(default=None, description="Experts that a token is routed to.")
+    expert_mlp: Count | None = Field(default=None, description="Width of one expert.")
+
+    def __post_init__(self) -> None:
+        missing = [name for name in _CONFIG_NAMES if getattr(self, name) is None]
+        if 0 < len(missing) < 3:
+            raise ValueError(f"{missing[0]} is missing; this architecture is {', '.join(_CONFIG_NAMES)}")
 
     def config_values(self) -> dict[str, Any]:
         """The facts by the names that a transformers config has for them."""
@@ -50,23 +54,8 @@ class Architecture:
         return ""
 
     def unread_expert_parameters(self, layers: int, tokens: int) -> int:
-        """Of a mixture's experts in so many layers, the elements that so many tokens cannot reach."""
+        """Elements of a mixture's experts, in so many layers, that so many tokens cannot reach."""
         if self.experts is None or self.experts_per_token is None or self.expert_mlp is None:
             return 0
         unread = max(0, self.experts - tokens * self.experts_per_token)
         return layers * unread * 3 * self.hidden * self.expert_mlp
-
-
-def read_architecture(section: Fields) -> Architecture:
-    """The section ``architecture`` of a zoo entry.
-
-    Raises:
-        ConfigError: a key that is missing, unknown or no fact of its kind.
-    """
-    rules: dict[str, Rule[Any]] = {name: whole() for name in _CONFIG_NAMES} | {"family": text, "tied": flag}
-    section.only(rules)
-    mixture = [name for name in rules if name.startswith("expert")]
-    needed = [name for name in rules if name not in mixture or any(one in section for one in mixture)]
-    if missing := [name for name in needed if name not in section]:
-        raise section.error(None, f"{missing[0]} is missing; this architecture is {', '.join(needed)}")
-    return Architecture(**{name: section.get(name, rules[name]) for name in section})

@@ -8,7 +8,16 @@ from fractions import Fraction
 
 from vase_cli.errors import ConfigError
 
-_RATIO = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)x", re.IGNORECASE)
+
+class Ratio(str):
+    """A checked "Nx": the Nth part of the full cache. It stays the text that a recipe and a run's record show."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Fraction:
+        """N, exactly."""
+        return Fraction(self[:-1])
 
 
 @dataclass(frozen=True)
@@ -20,36 +29,32 @@ class Budget:
     warning: str | None = None
 
 
-def parse_budget(spec: int | str) -> int | Fraction:
-    """Tokens (an ``int``), or for "Nx" the ratio N (a ``Fraction``, so that the division is exact).
+def parse_budget(written: object) -> int | Ratio:
+    """Tokens, or a ratio of the full cache.
 
     Raises:
-        ConfigError: neither of the two, below 1 token, or a ratio below 1.
+        ValueError: neither of the two, below 1 token, or a ratio below 1.
     """
-    if isinstance(spec, bool) or not isinstance(spec, (int, str)):
-        raise _not_a_budget(spec)
-    if isinstance(spec, int):
-        tokens = spec
-    elif ratio := _RATIO.fullmatch(spec.strip()):
-        value = Fraction(ratio[1])
-        if value < 1:
-            raise ConfigError(
-                f"budget {spec!r} is too small: N of 'Nx' must be at least 1; '4x' keeps a quarter of the full cache"
+    text = str(written).strip().lower() if type(written) in (int, str, Ratio) else ""
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?x", text):
+        ratio = Ratio(text)
+        if ratio.value < 1:
+            raise ValueError(
+                f"{written!r} is too small: N of 'Nx' must be at least 1; '4x' keeps a quarter of the full cache"
             )
-        return value
-    elif re.fullmatch(r"[-+]?[0-9]{1,18}", spec.strip()):
-        tokens = int(spec)
-    else:
-        raise _not_a_budget(spec)
-    if tokens < 1:
-        raise ConfigError(
-            f"budget {tokens} is not a positive number of tokens, such as 4096; method 'full' evicts nothing"
+        return ratio
+    if not re.fullmatch(r"[-+]?[0-9]{1,18}", text):
+        shown = repr(str(written)) if isinstance(written, str) else written
+        raise ValueError(
+            f"{shown} is not a number of tokens nor a ratio; write 4096, or 4x for a quarter of the full cache"
         )
-    return tokens
+    if int(text) < 1:
+        raise ValueError(f"{text} is not a positive number of tokens, such as 4096; method 'full' evicts nothing")
+    return int(text)
 
 
 def resolve_budget(
-    spec: int | str | None, *, task: str | None, window: int, token_limit: int, dense_tokens: Mapping[str, float]
+    budget: int | Ratio | None, *, task: str | None, window: int, token_limit: int, dense_tokens: Mapping[str, float]
 ) -> Budget:
     """The budget of one task (None: a prompt of no task) for any method but ``full``, which takes none.
 
@@ -58,26 +63,24 @@ def resolve_budget(
     reaches evicts nothing and is a warning.
 
     Raises:
-        ConfigError: no budget, one that :func:`parse_budget` refuses, or one not above ``window``.
+        ConfigError: no budget, or one not above ``window``.
     """
     of_task = f" for {task}" if task else ""
-    if spec is None:
+    if budget is None:
         raise ConfigError(f"no budget{of_task}; give tokens or a ratio, such as --budget 4096 or --budget 4x")
-    parsed = parse_budget(spec)
-    if isinstance(parsed, int):
-        tokens = parsed
-        sentence = f"{tokens} tokens, as given"
+    if isinstance(budget, int):
+        tokens, sentence = budget, f"{budget} tokens, as given"
     else:
-        dense = dense_tokens.get(task) if task else None
-        length = Fraction(str(dense)) if dense else Fraction(token_limit)
-        tokens = math.ceil(length / parsed / window) * window
-        if dense:
-            source = f"{dense:,.10g} mean full-cache tokens of {task}"
+        length = dense_tokens.get(task) if task else None
+        if length:
+            source = f"{length:,.10g} mean full-cache tokens of {task}"
         else:
             source = f"the limit of {token_limit:,} tokens, no mean full-cache length{of_task} being known,"
-        sentence = f"{_ratio(parsed)} -> {tokens} tokens: {source} / {_ratio(parsed)[:-1]}, rounded up to {window}s"
+        tokens = math.ceil(Fraction(str(length or token_limit)) / budget.value / window) * window
+        ratio = f"{float(budget.value):g}"
+        sentence = f"{ratio}x -> {tokens} tokens: {source} / {ratio}, rounded up to {window}s"
     if tokens <= window:
-        how = f" ({sentence})" if isinstance(parsed, Fraction) else ""
+        how = "" if isinstance(budget, int) else f" ({sentence})"
         raise ConfigError(
             f"budget {tokens}{of_task}{how}: not above the window of {window} tokens, which are always kept; "
             "raise the budget or lower the window"
@@ -86,13 +89,3 @@ def resolve_budget(
     if tokens >= token_limit:
         warning = f"budget {tokens}{of_task}: the limit is {token_limit} tokens, so nothing will ever be evicted"
     return Budget(tokens, sentence, warning)
-
-
-def _ratio(value: Fraction) -> str:
-    return f"{float(value):g}x"
-
-
-def _not_a_budget(spec: object) -> ConfigError:
-    return ConfigError(
-        f"budget {spec!r} is not a number of tokens nor a ratio; write 4096, or 4x for a quarter of the full cache"
-    )

@@ -10,12 +10,11 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import typer
+from typing import Any, Literal, get_args
 
 from vase_cli.config.resolve import load_entry, load_recipe, resolve_recipe
 from vase_cli.config.schema import (
@@ -26,14 +25,13 @@ from vase_cli.config.schema import (
     RecipeFile,
     SamplingParams,
     Thinking,
-    is_hub_id,
 )
+from vase_cli.config.types import HUB_ID, DType
 from vase_cli.errors import ConfigError, did_you_mean
 
 Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
 BUILT_IN = "built-in"
-_THRESHOLDS = ".thresholds.yaml"
 _SAID_BY_FOLDER = ("shape", "dtype", "configured_tokens", "thinking", "sampling")
 
 
@@ -48,11 +46,10 @@ class CatalogFile:
     hides: Path | None = None
 
     @property
-    def note(self) -> str | None:
-        """The line to print where this file hides a built-in one, else None."""
-        if self.hides is None:
-            return None
-        return f"{_NOUNS[self.kind]} {self.name}: {self.path} is used instead of the built-in {self.hides}"
+    def notes(self) -> list[str]:
+        """A line to print where this file hides a built-in one."""
+        hiding = f"{_NOUNS[self.kind]} {self.name}: {self.path} is used instead of the built-in {self.hides}"
+        return [hiding] if self.hides else []
 
 
 @dataclass(frozen=True)
@@ -73,17 +70,14 @@ class Catalog:
         for root in roots:
             if not root.is_dir():
                 raise ConfigError(f"$VASE_PATH: {root} is not a folder; correct or unset it")
-        roots.append(user_folder())
-        search: dict[Kind, tuple[tuple[Path, str], ...]] = {}
-        given: dict[Kind, Path | None] = {"zoo": zoo, "recipes": recipes}
-        for kind, first in given.items():
+
+        def search(kind: Kind, first: Path | None, content: str) -> tuple[tuple[Path, str], ...]:
             if first is not None and not first.is_dir():
-                what = "zoo entries" if kind == "zoo" else kind
-                raise ConfigError(f"--{kind} {first}: not a folder; name one with {what} in it, or leave it out")
-            folders = [*([first] if first is not None else []), *(root / kind for root in roots)]
-            found = [(folder, str(folder)) for folder in folders if folder.is_dir()]
-            search[kind] = (*found, (built_in_folder(kind), BUILT_IN))
-        return cls(**search)
+                raise ConfigError(f"--{kind} {first}: not a folder; name one with {content} in it, or leave it out")
+            folders = [*([first] if first else []), *(root / kind for root in (*roots, user_folder()))]
+            return *((path, str(path)) for path in folders if path.is_dir()), (built_in_folder(kind), BUILT_IN)
+
+        return cls(search("zoo", zoo, "zoo entries"), search("recipes", recipes, "recipes"))
 
     def files(self, kind: Kind) -> dict[str, CatalogFile]:
         """Every name and the file it stands for, sorted by name; nothing is parsed.
@@ -116,15 +110,6 @@ class Catalog:
             raise ConfigError(f"no {_NOUNS[kind]} '{name}'; {did_you_mean(name, files)}")
         return files[name]
 
-    def find_recipe(self, name: str) -> RecipeFile:
-        """The recipe of a name, or of a path to a ``.yaml`` file; not resolved.
-
-        Raises:
-            ConfigError: there is none, or the file breaks a rule.
-        """
-        file = self.find("recipes", name)
-        return load_recipe(file.path, file.name)
-
     def find_model(self, name: str) -> ModelEntry:
         """The entry of a zoo name, of a folder with a ``config.json``, or of a hub id; searched in this order.
 
@@ -137,22 +122,18 @@ class Catalog:
         if name in files:
             return _completed(load_entry(files[name].path, name))
         folder = Path(name).expanduser()
-        hub_id = is_hub_id(name)
+        hub_id = re.fullmatch(HUB_ID, name)
         if (folder / "config.json").is_file() or (folder.is_dir() and not hub_id):
             return entry_from_folder(folder)
         if hub_id:
-            return self._entry_of_hub_id(name) or ModelEntry(name, hub_id=name)
+            for file in files.values():
+                with contextlib.suppress(ConfigError):  # a file that breaks a rule matters to those who name it
+                    if (entry := load_entry(file.path, file.name)).hub_id == name:
+                        return entry
+            return ModelEntry(name, hub_id=name)
         if os.sep in name or name.startswith("~"):
             raise ConfigError(f"model {name}: no such folder; name one with config.json and safetensors files")
         raise ConfigError(f"model '{name}' is no zoo entry, folder or hub id; {did_you_mean(name, files)}")
-
-    def _entry_of_hub_id(self, hub_id: str) -> ModelEntry | None:
-        for file in self.files("zoo").values():
-            with contextlib.suppress(ConfigError):  # a file that breaks a rule matters to those who name it
-                entry = load_entry(file.path, file.name)
-                if entry.hub_id == hub_id:
-                    return entry
-        return None
 
     def resolve(self, recipe: str | None, overrides: Mapping[str, Any]) -> tuple[Recipe, ModelEntry, list[str]]:
         """A recipe (None: only what ``overrides`` says, a ``model`` at least) resolved, its model, and notes to print.
@@ -161,20 +142,20 @@ class Catalog:
             ConfigError: from the files, or from :func:`vase_cli.config.resolve.resolve_recipe`.
         """
         model = overrides.get("model")
-        file = self.find_recipe(recipe) if recipe is not None else RecipeFile(Path(str(model)).name)
         if model is None and recipe is None:
             raise ConfigError("no recipe and no model; name one with --recipe or --model")
-        entry = self.find_model(model or file.values["model"])
         used = [self.find("recipes", recipe)] if recipe is not None else []
-        if entry.source is not None:
-            used.append(self.find("zoo", entry.name))
-        return resolve_recipe(file, entry, overrides), entry, [one.note for one in used if one.note]
+        written = load_recipe(used[0].path, used[0].name) if used else RecipeFile(Path(str(model)).name)
+        entry = self.find_model(model or written.values["model"])
+        used += [self.find("zoo", entry.name)] if entry.source is not None else []
+        return resolve_recipe(written, entry, overrides), entry, [note for file in used for note in file.notes]
 
 
 def user_folder() -> Path:
     """The user's own folder, which holds ``zoo/`` and ``recipes/``; it need not exist."""
-    # typer knows the place on macOS and Windows; on Linux it honours XDG_CONFIG_HOME.
-    return Path(typer.get_app_dir("vase"))
+    import platformdirs
+
+    return platformdirs.user_config_path("vase", appauthor=False, roaming=True)
 
 
 def built_in_folder(kind: Kind, package: Path = Path(__file__).parents[1]) -> Path:
@@ -183,13 +164,28 @@ def built_in_folder(kind: Kind, package: Path = Path(__file__).parents[1]) -> Pa
     Raises:
         ConfigError: neither is there.
     """
-    packaged = package / "_data" / kind
+    packaged, checkout = package / "_data" / kind, package.parent
     if packaged.is_dir():
         return packaged
-    checkout = package.parent
     if (checkout / "pyproject.toml").is_file() and (checkout / kind).is_dir():
         return checkout / kind
     raise ConfigError(f"{package}: the built-in {kind} folder is missing; install vase-cli again")
+
+
+def _scan(folder: Path) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    try:
+        children = sorted(folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be listed: {error.strerror}") from None
+    for child in children:
+        name, path = (child.name, child / "entry.yaml") if child.is_dir() else (child.stem, child)
+        if name.startswith(".") or path.suffix != ".yaml" or name.endswith(".thresholds") or not path.is_file():
+            continue
+        if name in found:
+            raise ConfigError(f"{folder}: both {name}.yaml and {name}/entry.yaml; keep one")
+        found[name] = path
+    return found
 
 
 def entry_from_folder(folder: Path) -> ModelEntry:
@@ -201,19 +197,17 @@ def entry_from_folder(folder: Path) -> ModelEntry:
     config = _read_json(folder / "config.json")
     if config is None:
         raise ConfigError(f"model {folder}: no config.json in it; name a folder with config.json and safetensors files")
+    dtype: Any = config.get("dtype", config.get("torch_dtype"))
     sampling = _folder_sampling(folder)
-    origin = str(folder / "generation_config.json") if sampling else "default"
-    dtype = config.get("dtype", config.get("torch_dtype"))
-    positions = config.get("max_position_embeddings")
     return ModelEntry(
         folder.resolve().name,
         path=folder,
         shape=_folder_shape(config),
-        dtype=dtype if dtype in ("bfloat16", "float16", "float32") else "auto",
-        configured_tokens=positions if isinstance(positions, int) else None,
+        dtype=dtype if dtype in get_args(DType) else "auto",
+        configured_tokens=_count(config, "max_position_embeddings"),
         thinking=_folder_thinking(folder),
-        sampling=dict.fromkeys(("thinking", "plain"), sampling or DEFAULT_SAMPLING),
-        origins={"sampling": origin},
+        sampling={"thinking": sampling or DEFAULT_SAMPLING, "plain": sampling or DEFAULT_SAMPLING},
+        origins={"sampling": str(folder / "generation_config.json") if sampling else "default"},
     )
 
 
@@ -226,25 +220,6 @@ def _completed(entry: ModelEntry) -> ModelEntry:
     origins = {key: origin for key, origin in own.origins.items() if key in silent}
     said: dict[str, Any] = {key: getattr(own, key) for key in silent}
     return dataclasses.replace(entry, **said, origins={**origins, **entry.origins})
-
-
-def _scan(folder: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    try:
-        children = sorted(folder.iterdir())
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be listed: {error.strerror}") from None
-    for child in children:
-        if child.name.startswith("."):
-            continue
-        entry = child / "entry.yaml" if child.is_dir() else child
-        name = child.name if child.is_dir() else child.stem
-        if entry.suffix != ".yaml" or entry.name.endswith(_THRESHOLDS) or not entry.is_file():
-            continue
-        if name in found:
-            raise ConfigError(f"{folder}: both {name}.yaml and {name}/entry.yaml; keep one")
-        found[name] = entry
-    return found
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -260,15 +235,21 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return data
 
 
+def _count(config: Mapping[str, Any], key: str) -> int | None:
+    """A whole number above 0; None for anything else."""
+    value = config.get(key)
+    return value if type(value) is int and value > 0 else None
+
+
 def _folder_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim")
-    if not head_dim and isinstance(heads, int) and heads > 0 and isinstance(config.get("hidden_size"), int):
-        head_dim = config["hidden_size"] // heads
-    if not all(isinstance(one, int) and one > 0 for one in (layers, heads, kv_heads, head_dim)):
-        return None  # a family that names them otherwise; the loaded config knows
-    return ModelShape(layers, heads, kv_heads, head_dim)  # type: ignore[arg-type]
+    layers, heads = _count(config, "num_hidden_layers"), _count(config, "num_attention_heads")
+    kv_heads = _count(config, "num_key_value_heads") if config.get("num_key_value_heads") else heads
+    head_dim, hidden = _count(config, "head_dim"), _count(config, "hidden_size")
+    if head_dim is None and heads and hidden:
+        head_dim = hidden // heads
+    if layers and heads and kv_heads and head_dim:
+        return ModelShape(layers, heads, kv_heads, head_dim)
+    return None  # a family that names them otherwise; the loaded config knows
 
 
 def _folder_sampling(folder: Path) -> SamplingParams | None:
@@ -279,7 +260,7 @@ def _folder_sampling(folder: Path) -> SamplingParams | None:
     values = {key: written[key] for key in ("top_k", "top_p", "min_p") if written.get(key) is not None}
     try:
         return SamplingParams(temperature=written.get("temperature") or 1.0, **values)
-    except (ConfigError, TypeError) as error:
+    except ConfigError as error:
         raise ConfigError(f"{folder / 'generation_config.json'}: {error}") from None
 
 

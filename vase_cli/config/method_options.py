@@ -3,41 +3,48 @@
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from vase_cli import plugins
-from vase_cli.config.schema import COMMAND_LINE, Recipe
-from vase_cli.config.yaml import choice, flag, number, parse_scalar, whole
+from vase_cli.config.yaml import COMMAND_LINE, Scalar, must_be, not_known, parse_scalar
 from vase_cli.errors import ConfigError, did_you_mean
 
+if TYPE_CHECKING:
+    from vase_cli.config.schema import Recipe
 
-def parse_option(written: str) -> tuple[str, int | float | bool | str]:
+Options: TypeAlias = Mapping[str, Scalar]
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def parse_option(written: str) -> tuple[str, Scalar]:
     """One ``key=value`` of the command line, typed as in a file: ``alpha=0.5`` -> ("alpha", 0.5).
 
     Raises:
         ConfigError: no '=', or nothing before or after it.
     """
-    key, equals, value = written.partition("=")
-    if not equals or not key.strip() or not value.strip():
+    key, _, value = (part.strip() for part in written.partition("="))
+    if not key or not value:
         raise ConfigError(f"option '{written}': write key=value, such as n_large=256")
-    return key.strip().replace("-", "_"), parse_scalar(value.strip())
+    return key.replace("-", "_"), parse_scalar(value)
+
+
+def option_types(method: Any) -> dict[str, Any]:
+    """The options of a method class: name -> annotation."""
+    hints = get_type_hints(method)
+    return {field.name: hints[field.name] for field in dataclasses.fields(method)}
 
 
 def coerce_options(
-    fields: Mapping[str, Any],
-    options: Mapping[str, int | float | bool | str],
-    where: str | Mapping[str, str],
-    method: str = "the method",
-) -> dict[str, int | float | bool | str]:
-    """Options checked against a method's fields (name -> annotation, as ``typing.get_type_hints`` gives them).
+    fields: Mapping[str, Any], options: Options, where: str | Mapping[str, str], method: str = "the method"
+) -> dict[str, Scalar]:
+    """Options checked against a method's :func:`option_types`; only a whole number is converted, to ``float``.
 
-    A whole number is taken for ``float``; nothing else is converted. ``where`` says where the options come from: one
-    text, or one per option. ``method`` is named where it has no such option.
+    ``where`` says where each option comes from, or all; ``method`` is named where it has no such option.
 
     Raises:
         ConfigError: an option that the method does not have, or of another type.
     """
-    coerced: dict[str, int | float | bool | str] = {}
+    coerced = {}
     for key, value in options.items():
         origin = where if isinstance(where, str) else where.get(key, "method options")
         place = f"-o {key}" if origin == COMMAND_LINE else f"{origin}: {key}"
@@ -51,13 +58,7 @@ def coerce_options(
     return coerced
 
 
-def option_types(method: Any) -> dict[str, Any]:
-    """The options of a method class: name -> annotation."""
-    hints = get_type_hints(method)
-    return {one.name: hints[one.name] for one in dataclasses.fields(method)}
-
-
-def make_method(recipe: Recipe) -> Any:
+def make_method(recipe: "Recipe") -> Any:
     """The recipe's method with its options; imports the method's module, and with it torch.
 
     Raises:
@@ -68,9 +69,7 @@ def make_method(recipe: Recipe) -> Any:
     return method(**coerce_options(option_types(method), recipe.method_options, where, recipe.method))
 
 
-def share_out(
-    methods: Sequence[str], options: Mapping[str, int | float | bool | str]
-) -> tuple[dict[str, dict[str, int | float | bool | str]], list[str]]:
+def share_out(methods: Sequence[str], options: Options) -> tuple[dict[str, dict[str, Scalar]], list[str]]:
     """Options typed for several methods: those that each one has, and a note on each that some have not.
 
     Imports the methods' modules, and with them torch.
@@ -90,15 +89,16 @@ def share_out(
     return {name: {key: value for key, value in options.items() if key in known[name]} for name in known}, notes
 
 
-def _coerce(annotation: Any, value: int | float | bool | str) -> int | float | bool | str:
+def _coerce(annotation: Any, value: Scalar) -> Scalar:
     if get_origin(annotation) is Literal:
-        return choice(*map(str, get_args(annotation)))(value)
+        if value not in (choices := get_args(annotation)):
+            raise ValueError(not_known(value, [str(choice) for choice in choices]))
+        return value
     wanted = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     if type(value) in wanted:
         return value
     if float in wanted and type(value) is int:
         return float(value)
-    for one, rule in ((bool, flag), (int, whole()), (float, number())):
-        if one in wanted:
-            rule(value)  # raises with what to write instead
-    raise ValueError(f"must be text, not {value!r}")
+    raise ValueError(
+        must_be(next((kind for wanted_type, kind in _KINDS.items() if wanted_type in wanted), "text"), value)
+    )

@@ -1,183 +1,151 @@
-"""Model entries and recipes: frozen values, read strictly, every one with where it came from.
+"""Model entries and recipes: frozen values, checked wherever they come from.
 
-Later wins: zoo entry < recipe < command line. What :func:`resolve_recipe` returns has no value left to guess but
-those that belong to a task (``samples``, ``max_new_tokens`` and ``max_total_tokens``: None is the task's own).
+Later wins: zoo entry < recipe < command line. What :func:`~vase_cli.config.resolve.resolve_recipe` returns has no value
+left to guess but those that belong to a task (``samples``, ``max_new_tokens`` and ``max_total_tokens``).
 """
 
-import dataclasses
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, Field
+
+from vase_cli.config import types
 from vase_cli.config.architecture import Architecture
-from vase_cli.errors import ConfigError
+from vase_cli.config.budget import Ratio
+from vase_cli.config.types import needs, record
 
-T = TypeVar("T")
-
+Mode = Literal["thinking", "plain"]
 ThinkingMode = Literal["always", "switch", "never"]
 
-COMMAND_LINE = "command line"
-"""Where a value comes from that was typed, among a recipe's ``origins``."""
 
-
-@dataclass(frozen=True)
+@record
 class SamplingParams:
     """How a token is drawn from the logits; the filters apply in the order of the fields.
-
-    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1.0 and ``min_p`` 0.0 switch a filter off.
 
     Raises:
         ConfigError: a value out of its range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ConfigError(f"temperature: {self.temperature} is not 0 (greedy) or a positive number")
-        if self.top_k < 0:
-            raise ConfigError(f"top_k: {self.top_k} is not 0 (off) or a number of tokens")
-        if not 0 < self.top_p <= 1:
-            hint = f"; write {self.top_p / 100:g} for {self.top_p:g} percent" if 1 < self.top_p <= 100 else ""
-            raise ConfigError(f"top_p: {self.top_p} is not in (0, 1], 1 being off{hint}")
-        if not 0 <= self.min_p < 1:
-            raise ConfigError(f"min_p: {self.min_p} is not in [0, 1), 0 being off")
+    temperature: types.Temperature = Field(default=0.0, description="0 is greedy.")
+    top_k: types.TopK = Field(default=0, description="Most likely tokens that stay; 0 switches it off.")
+    top_p: types.TopP = Field(
+        default=1.0, description="Probability that the likeliest tokens reach; 1 switches it off."
+    )
+    min_p: types.MinP = Field(default=0.0, description="Least share of the best probability; 0 switches it off.")
 
 
-@dataclass(frozen=True)
-class ModelShape:
-    """What the cache is sized by; checked against the loaded model's config."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True)
-class Thinking:
-    """Whether a model thinks before it answers, and who writes the opening ``<think>``.
-
-    ``mode``: "always", "switch" (the chat template's ``enable_thinking``) or "never". ``opened_by``: "prompt" where
-    the chat template ends the generation prompt with ``<think>``, "model" where the model writes it.
-    """
-
-    mode: ThinkingMode = "switch"
-    opened_by: Literal["prompt", "model"] = "model"
-
+SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
 
 # What a model is sampled with where neither its zoo entry nor its generation_config.json says: the paper's settings.
 DEFAULT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95)
 
 
-@dataclass(frozen=True)
+@record
+class ModelShape:
+    """What the cache is sized by; checked against the loaded model's config."""
+
+    layers: types.Count = Field(description="Layers.")
+    heads: types.Count = Field(description="Query heads of a layer.")
+    kv_heads: types.Count = Field(description="KV heads of a layer, into which the query heads divide.")
+    head_dim: types.Count = Field(description="Width of a head.")
+
+
+@record
+class Thinking:
+    """Whether a model thinks before it answers, and who opens it: the chat template's prompt or the model."""
+
+    mode: ThinkingMode = Field(default="switch", description="switch: by the chat template's enable_thinking.")
+    opened_by: Literal["prompt", "model"] = Field(default="model", description="Who writes the opening <think>.")
+
+
+def _both_modes(modes: Mapping[Mode, SamplingParams]) -> Mapping[Mode, SamplingParams]:
+    if not modes:
+        raise ValueError("is empty; write thinking, plain or both under it")
+    only = next(iter(modes.values()))
+    return {"thinking": modes.get("thinking", only), "plain": modes.get("plain", only)}
+
+
+_Thinking = Annotated[Thinking, needs("mode", "write always, switch or never")]
+_Sampling = Annotated[SamplingParams, needs("temperature", "0 is greedy")]
+_Modes = Annotated[Mapping[Mode, _Sampling], AfterValidator(_both_modes)]
+
+
+@record
 class ModelEntry:
-    """Facts about one model. Exactly one of ``hub_id`` and ``path`` is set.
+    """Facts about one model. Exactly one of ``hub_id`` and ``path`` is set."""
 
-    ``parameters`` counts every weight once (a tied head is the embedding). ``context_tokens`` is the native context,
-    ``configured_tokens`` the config's ``max_position_embeddings``. ``sampling`` has the keys "thinking" and "plain".
-    ``dense_tokens`` (mean tokens of the full cache) and ``budgets`` (tokens) are per task. ``thresholds`` is the path
-    of a calibration file. ``source`` is the YAML file, None for a model named by its folder or hub id.
-    """
-
-    name: str
-    hub_id: str | None = None
-    path: Path | None = None
-    revision: str | None = None
-    shape: ModelShape | None = None
-    architecture: Architecture | None = None
-    parameters: int | None = None
-    dtype: str = "auto"
-    context_tokens: int | None = None
-    configured_tokens: int | None = None
-    thinking: Thinking = Thinking()
-    sampling: Mapping[str, SamplingParams] = field(
-        default_factory=lambda: {"thinking": DEFAULT_SAMPLING, "plain": DEFAULT_SAMPLING}
-    )
-    dense_tokens: Mapping[str, float] = field(default_factory=dict)
-    budgets: Mapping[str, int] = field(default_factory=dict)
-    thresholds: str | None = None
-    license: str | None = None
-    url: str | None = None
-    source: Path | None = None
-    origins: Mapping[str, str] = field(default_factory=dict)
+    name: str = Field(description="Name of the zoo file or the folder, or the hub id.")
+    hub_id: types.HubId | None = Field(default=None, description="organisation/name on the hub.")
+    path: Annotated[Path, types.AsText] | None = Field(default=None, description="Folder of the model.")
+    revision: types.Text | None = Field(default=None, description="Commit or branch on the hub.")
+    shape: ModelShape | None = Field(default=None, description="What the cache is sized by.")
+    architecture: Architecture | None = Field(default=None, description="What random weights are built from.")
+    parameters: types.Parameters | None = Field(default=None, description="Weights, a tied head counted once.")
+    dtype: types.DType = Field(default="auto", description="Type of the weights.")
+    context_tokens: types.Tokens | None = Field(default=None, description="Native context.")
+    configured_tokens: types.Tokens | None = Field(default=None, description="The config's max_position_embeddings.")
+    thinking: _Thinking = Field(default=Thinking(), description="Whether the model thinks.")
+    sampling: _Modes = Field(default_factory=lambda: _both_modes({"plain": DEFAULT_SAMPLING}), description="Per mode.")
+    dense_tokens: types.Lengths = Field(default_factory=dict, description="Mean tokens of the full cache, per task.")
+    budgets: Mapping[str, types.Tokens] = Field(default_factory=dict, description="Budget in tokens, per task.")
+    thresholds: types.Text | None = Field(default=None, description="Facts of a calibration: a .thresholds.yaml file.")
+    license: types.Text | None = Field(default=None, description="License of the weights.")
+    url: types.Text | None = Field(default=None, description="Page of the model.")
+    source: Path | None = Field(default=None, description="The zoo file; none for a folder or hub id.")
+    origins: Mapping[str, str] = Field(default_factory=dict, description="Where each value is written.")
 
 
-@dataclass(frozen=True)
+@record
 class Comparison:
     """Several runs in one: every method at every budget (``full`` once). Either may be empty: the recipe's own."""
 
-    methods: tuple[str, ...] = ()
-    budgets: tuple[int | str, ...] = ()
+    methods: Annotated[tuple[types.Method, ...], types.NotEmpty] = Field(default=(), description="Methods.")
+    budgets: Annotated[tuple[types.Budget, ...], types.NotEmpty] = Field(default=(), description="Budgets.")
 
 
-@dataclass(frozen=True)
+@record
 class Recipe:
-    """One run, every value resolved; ``origins`` says where each came from, by dotted key such as "budgets.gsm8k".
+    """One run, every value resolved."""
 
-    ``model`` is a zoo name, a hub id or a folder. ``budget`` is tokens per KV head, or "4x" of the mean full-cache
-    length, for every task that ``budgets`` does not name. ``window`` is the eviction interval in tokens; the last
-    ``window`` tokens are always kept. ``samples``, ``max_new_tokens`` and ``max_total_tokens`` None: the task's own.
-    ``limit`` None: every problem. ``dtype`` None: the model's own. ``compare`` is what `vase eval` runs side by side
-    where the command line names no method and no budget.
-    """
+    name: str = Field(description="Name of the recipe.")
+    model: types.Text = Field(description="Zoo name, hub id or folder.")
+    method: types.Method = Field(default="vase-attnv", description="Eviction method.")
+    method_options: Mapping[str, types.Option] = Field(default_factory=dict, description="Options of the method.")
+    budget: types.Budget | None = Field(
+        default=None, description="Tokens per KV head; 4x: a quarter of the full cache."
+    )
+    budgets: Mapping[str, types.Budget] = Field(default_factory=dict, description="Budgets of single tasks.")
+    dense_tokens: types.Lengths = Field(default_factory=dict, description="Mean tokens of the full cache, per task.")
+    window: types.Tokens = Field(default=64, description="Tokens between cuts; the last so many always stay.")
+    tasks: Annotated[tuple[types.Text, ...], types.NotEmpty] = Field(default=(), description="Tasks or problem files.")
+    samples: types.Samples | None = Field(default=None, description="Samples per problem; the task's own if none.")
+    seed: types.Seed = Field(default=0, description="Of tokens and eviction.")
+    limit: types.Problems | None = Field(default=None, description="First problems of each task; all if none.")
+    max_new_tokens: types.Tokens | None = Field(default=None, description="Limit on generated tokens; or the task's.")
+    max_total_tokens: types.Tokens | None = Field(default=None, description="With the prompt's; or the task's.")
+    sampling: SamplingParams = Field(default=DEFAULT_SAMPLING, description="How a token is drawn.")
+    think: types.Flag = Field(default=True, description="Thinking mode, where the model has a switch.")
+    system_prompt: types.Text | None = Field(default=None, description="System prompt.")
+    slots: types.Slots = Field(default="auto", description="Sequences at a time; auto takes what fits.")
+    dtype: types.DType | None = Field(default=None, description="Type of the weights; the model's own if none.")
+    attention: types.Attention = Field(default="auto", description="Attention backend.")
+    compile: Literal["auto", "on", "off"] = Field(default="auto", description="torch.compile of decode steps.")
+    device: types.Device = Field(default="auto", description="auto, cpu, cuda, cuda:N or mps.")
+    compare: Comparison = Field(default=Comparison(), description="What vase eval runs side by side.")
+    origins: Mapping[str, str] = Field(default_factory=dict, description="Where each value is from, by dotted key.")
 
-    name: str
-    model: str
-    method: str = "vase-attnv"
-    method_options: Mapping[str, int | float | bool | str] = field(default_factory=dict)
-    budget: int | str | None = None
-    budgets: Mapping[str, int | str] = field(default_factory=dict)
-    dense_tokens: Mapping[str, float] = field(default_factory=dict)
-    window: int = 64
-    tasks: tuple[str, ...] = ()
-    samples: int | None = None
-    seed: int = 0
-    limit: int | None = None
-    max_new_tokens: int | None = None
-    max_total_tokens: int | None = None
-    sampling: SamplingParams = DEFAULT_SAMPLING
-    think: bool = True
-    system_prompt: str | None = None
-    slots: int | str = "auto"
-    dtype: str | None = None
-    attention: str = "auto"
-    compile: str = "auto"
-    device: str = "auto"
-    compare: Comparison = Comparison()
-    origins: Mapping[str, str] = field(default_factory=dict)
-
-    def budget_for(self, task: str | None) -> int | str | None:
-        """The budget as written for one task (None: a prompt of no task); ``config.budget`` resolves it."""
+    def budget_for(self, task: str | None) -> int | Ratio | None:
+        """The budget of one task; None: of a prompt of no task."""
         return self.budget if task is None else self.budgets.get(task, self.budget)
 
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """What one recipe file says, checked but not resolved: ``values`` by key, ``lines`` by dotted key.
-
-    ``path`` None: no file, a run that names a model only.
-    """
+    """A recipe file, checked but not resolved: ``values`` by key, ``origins`` by dotted key; or none, and so empty."""
 
     name: str
     path: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    lines: Mapping[str, int] = field(default_factory=dict)
-
-    def origin(self, key: str) -> str:
-        """Where a value of this file is: "recipe qwen3-8b (file:line)"."""
-        return f"recipe {self.name} ({self.path}:{self.lines[key]})"
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether ``name`` has the form organisation/name."""
-    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name, re.ASCII) is not None
-
-
-SAMPLING_KEYS = tuple(one.name for one in dataclasses.fields(SamplingParams))
+    origins: Mapping[str, str] = field(default_factory=dict)

@@ -10,30 +10,35 @@ import dataclasses
 import math
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 from vase_cli import plugins
 from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelEntry
-from vase_cli.config.yaml import Fields, Rule, Scalar, read_mapping, text, whole
+from vase_cli.config.types import Count, Problems, Seed, Text, Tokens, check_values, kind, partial, record
+from vase_cli.config.yaml import Document, read_document
 from vase_cli.errors import ConfigError, file_error
 from vase_cli.runs.files import write_atomically
 
 FORMAT = 1
 SUFFIX = ".thresholds.yaml"
-RULES = "quantile:0.95, mad:6 or share:0.25"
+_RULES = {
+    "quantile": ("a share between 0 and 1", 1.0, "quantile:0.95"),
+    "mad": ("a number above 0", math.inf, "mad:6"),
+    "share": ("a share between 0 and 1", 1.0, "share:0.25"),
+}
+"""What the amount of a rule is, what it is less than, and an example."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class FitRule:
     """How a threshold is found from a head's ranges.
 
-    Attributes:
-        kind: "quantile" (the range that this share of the tokens does not exceed), "mad" (the median plus so many
-            median absolute deviations) or "share" (the range that this share of the tokens exceeds).
-        amount: the share, or how many deviations.
+    ``kind`` "quantile": the range that the share ``amount`` of the tokens does not exceed; "share": the one that it
+    exceeds; "mad": the median plus ``amount`` median absolute deviations.
     """
 
     kind: str
@@ -43,46 +48,6 @@ class FitRule:
         return f"{self.kind}:{self.amount:g}"
 
 
-@dataclass(frozen=True)
-class ThresholdFacts:
-    """What thresholds were made from.
-
-    Attributes:
-        numbers: the file of the numbers, beside this one.
-        digest: of that file.
-        model: the model's name.
-        revision: the hub's commit; None for a folder.
-        weights: digest of a folder's weights; None for the hub's.
-        task: whose problems were solved.
-        problems, tokens: texts and tokens measured.
-        rule: how a threshold was found, such as "quantile:0.95".
-        seed: of the texts.
-        date: when, ISO 8601.
-        layers, kv_heads: the numbers' shape.
-        lines: the line of each key of the file.
-    """
-
-    numbers: str
-    digest: str
-    model: str
-    revision: str | None
-    weights: str | None
-    task: str
-    problems: int
-    tokens: int
-    rule: str
-    seed: int
-    date: str
-    layers: int
-    kv_heads: int
-    lines: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    def shown(self) -> dict[str, Any]:
-        """The facts by key, without what was not said."""
-        written = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "lines"}
-        return {key: value for key, value in written.items() if value is not None}
-
-
 def parse_rule(written: str) -> FitRule:
     """``quantile:Q``, ``mad:K`` or ``share:S``.
 
@@ -90,18 +55,56 @@ def parse_rule(written: str) -> FitRule:
         ConfigError: another rule, or an amount out of range.
     """
     kind, colon, after = written.partition(":")
-    if kind not in ("quantile", "mad", "share") or not colon:
-        raise ConfigError(f"rule '{written}': write {RULES}")
+    if kind not in _RULES or not colon:
+        raise ConfigError(f"rule '{written}': write quantile:0.95, mad:6 or share:0.25")
+    takes, limit, example = _RULES[kind]
     amount = math.nan
     with contextlib.suppress(ValueError):
         amount = float(after)
-    if kind == "mad":
-        if not (math.isfinite(amount) and amount > 0):
-            raise ConfigError(f"rule '{written}': mad takes a number above 0, such as mad:6")
-    elif not 0.0 < amount < 1.0:
-        example = "quantile:0.95" if kind == "quantile" else "share:0.25"
-        raise ConfigError(f"rule '{written}': {kind} takes a share between 0 and 1, such as {example}")
+    if not 0 < amount < limit:
+        raise ConfigError(f"rule '{written}': {kind} takes {takes}, such as {example}")
     return FitRule(kind, amount)
+
+
+def _rule(written: str) -> str:
+    try:
+        return str(parse_rule(written))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+# Empty until the numbers are written.
+_FileName = Annotated[str, Field(pattern=r"^[^/\\]*$"), kind("text", "the name of a file beside this one")]
+_Digest = Annotated[
+    str, Field(pattern="^([0-9a-f]{16})?$"), kind("text", "16 hexadecimal digits; calibrate the model again")
+]
+
+
+@record
+class ThresholdFacts:
+    """What thresholds were made from."""
+
+    numbers: _FileName = Field(description="File of the numbers, beside this one.")
+    digest: _Digest = Field(description="Digest of that file.")
+    model: Text = Field(description="Name of the model.")
+    revision: Text | None = Field(description="The hub's commit; none for a folder.")
+    weights: _Digest | None = Field(description="Digest of a folder's weights; none for the hub's.")
+    task: Text = Field(description="Task whose problems were solved.")
+    problems: Problems = Field(description="Texts measured.")
+    tokens: Tokens = Field(description="Tokens measured.")
+    rule: Annotated[Text, AfterValidator(_rule)] = Field(description="How a threshold was found: quantile:0.95.")
+    seed: Seed = Field(description="Seed of the texts.")
+    date: Text = Field(description="When, ISO 8601.")
+    layers: Count = Field(description="Layers of the numbers.")
+    kv_heads: Count = Field(description="KV heads of the numbers.")
+    lines: dict[str, int] = Field(default_factory=dict, description="Line of each key of the file.")
+
+    def shown(self) -> dict[str, Any]:
+        """The facts by key, without what was not said."""
+        return {key: value for key, value in vars(self).items() if key != "lines" and value is not None}
+
+
+_FileValues = partial(ThresholdFacts, "lines", format=Count)
 
 
 def read_facts(path: Path) -> ThresholdFacts:
@@ -112,15 +115,13 @@ def read_facts(path: Path) -> ThresholdFacts:
     """
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: thresholds are named by their facts, a file NAME{SUFFIX}; see vase calibrate")
-    fields = read_mapping(path)
-    known = ("format", *_FACT_RULES)
-    fields.only(known)
-    if missing := [key for key in known if key not in fields and key not in ("revision", "weights")]:
-        raise fields.error(None, f"{missing[0]} is missing; calibrate the model again")
-    if (found := fields.get("format", whole())) != FORMAT:
-        raise fields.error("format", f"is {found}; this version of vase reads format {FORMAT}")
-    values: dict[str, Any] = {key: fields.get(key, rule) for key, rule in _FACT_RULES.items() if key in fields}
-    return ThresholdFacts(**{"revision": None, "weights": None} | values, lines=fields.lines())
+    document = read_document(path)
+    values = {"revision": None, "weights": None} | check_values(_FileValues, document.values, document.error)
+    if missing := [key for key in _FileValues.model_fields if key not in values]:
+        raise document.error((), f"{missing[0]} is missing; calibrate the model again")
+    if (found := values.pop("format")) != FORMAT:
+        raise document.error(("format",), f"is {found}; this version of vase reads format {FORMAT}")
+    return ThresholdFacts(**values, lines=document.key_lines())
 
 
 def files_of(path: Path) -> list[Path]:
@@ -169,13 +170,9 @@ def _weights_of(entry: ModelEntry) -> tuple[str | None, Path | None]:
 
 
 def entry_text(entry: ModelEntry, path: Path, thresholds: str, dense_tokens: tuple[str, float]) -> str:
-    """A zoo file with everything that a model's own says, its thresholds, and the length of a task's texts if new.
+    """The zoo file for ``path`` with all that the model's own says, and the ``thresholds`` file, relative to it.
 
-    Args:
-        entry: the model.
-        path: where the file will be.
-        thresholds: the file of the facts, relative to the zoo file.
-        dense_tokens: a task and the mean length of its texts with the full cache, in tokens.
+    ``dense_tokens`` is a task and the mean tokens of its texts with the full cache, written where the task has none.
     """
     task, length = dense_tokens
     anew: dict[str, str] = {}
@@ -186,7 +183,7 @@ def entry_text(entry: ModelEntry, path: Path, thresholds: str, dense_tokens: tup
         anew["dense_tokens"] = f"{{{', '.join(f'{name}: {mean}' for name, mean in lengths.items())}}}"
     anew["thresholds"] = _written(thresholds)
     if entry.source is not None:
-        kept = _without(anew, read_mapping(entry.source), entry.source.read_text(encoding="utf-8").splitlines())
+        kept = _lines_without(read_document(entry.source), anew)
     else:
         kept = [] if entry.hub_id is None else [f"hub_id: {_written(entry.hub_id)}"]
     return "\n".join([*kept, *(f"{key}: {value}" for key, value in anew.items())]) + "\n"
@@ -211,25 +208,16 @@ def write_entry(path: Path, written: str) -> None:
             trial.unlink()
 
 
-def _without(anew: Collection[str], fields: Fields, lines: list[str]) -> list[str]:
-    """A zoo file's lines less those of the keys that are written anew; comments stay."""
-    starts = sorted((_key_line(lines, node.line, key), key) for key, node in fields.nodes.items())
-    dropped: set[int] = set()
-    for (start, key), (following, _) in zip(starts, [*starts[1:], (len(lines) + 1, "")], strict=True):
-        if key in anew:
-            end = following - 1
-            while end > start and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
-                end -= 1
-            dropped |= set(range(start, end + 1))
-    return [line for number, line in enumerate(lines, 1) if number not in dropped]
-
-
-def _key_line(lines: list[str], value_line: int, key: str) -> int:
-    """The line of a key whose value starts at ``value_line``."""
-    line = value_line
-    while line > 1 and not re.match(rf"""["']?{re.escape(key)}["']?\s*:""", lines[line - 1]):
-        line -= 1
-    return line
+def _lines_without(document: Document, dropped: Collection[str]) -> list[str]:
+    """A zoo file's lines less those of some keys; comments stay."""
+    lines = document.path.read_text(encoding="utf-8").splitlines()
+    starts = sorted((document.lines[key,] - 1, key) for key in document.values)
+    for (start, key), (end, _) in reversed([*zip(starts, [*starts[1:], (len(lines), "")], strict=True)]):
+        while not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#"):
+            end -= 1
+        if key in dropped:
+            del lines[start:end]
+    return lines
 
 
 def _written(value: str | int | float) -> str:
@@ -238,41 +226,3 @@ def _written(value: str | int | float) -> str:
         return str(value)
     plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*(:[\w.+-]+)*", value)
     return value if plain else "'" + value.replace("'", "''") + "'"
-
-
-def _file_name(written: Scalar) -> str:
-    name = text(written)
-    if Path(name).name != name:
-        raise ValueError(f"'{name}' is not the name of a file beside this one")
-    return name
-
-
-def _digits(written: Scalar) -> str:
-    value = str(written)
-    if not re.fullmatch(r"[0-9a-f]{16}", value):
-        raise ValueError(f"'{value}' is not 16 hexadecimal digits; calibrate the model again")
-    return value
-
-
-def _rule(written: Scalar) -> str:
-    try:
-        return str(parse_rule(str(written)))
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-
-
-_FACT_RULES: dict[str, Rule[Any]] = {
-    "numbers": _file_name,
-    "digest": _digits,
-    "model": text,
-    "revision": text,
-    "weights": _digits,
-    "task": text,
-    "problems": whole("problems"),
-    "tokens": whole("tokens"),
-    "rule": _rule,
-    "seed": whole(minimum=0),
-    "date": text,
-    "layers": whole(),
-    "kv_heads": whole(),
-}

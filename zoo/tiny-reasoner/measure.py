@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from vase_cli import plugins
-from vase_cli.config.budget import resolve_budget
+from vase_cli.config.budget import Ratio, resolve_budget
 from vase_cli.config.schema import ModelEntry, SamplingParams
 from vase_cli.engine.engine import Engine, EngineSettings, Request
 from vase_cli.evaluation.repetition import has_repetition
@@ -138,7 +138,7 @@ def _jobs(length: float, temperature: float) -> list[Job]:
     jobs = [Job("full", temperature=temperature)]
     for ratio in RATIOS:
         budget = resolve_budget(
-            ratio, task=TASK.name, window=WINDOW, token_limit=2048, dense_tokens={TASK.name: round(length, 1)}
+            Ratio(ratio), task=TASK.name, window=WINDOW, token_limit=2048, dense_tokens={TASK.name: round(length, 1)}
         ).tokens
         jobs += [Job(method, options, ratio, budget, temperature) for method, options in methods]
     return jobs

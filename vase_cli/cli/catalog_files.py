@@ -1,19 +1,17 @@
 """What ``vase zoo`` and ``vase recipes`` share: their options, tables, and checking and copying of files."""
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from vase_cli.cli.output import print_notes
+from vase_cli.cli.output import print_columns, print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile, Kind, user_folder
 from vase_cli.errors import ConfigError, VaseError
-
-T = TypeVar("T")
-
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text.")]
 ZooFolder = Annotated[Path | None, typer.Option("--zoo", help="Folder of zoo entries, searched first.")]
@@ -25,49 +23,61 @@ Destination = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
 
-def flatten(record: Any, skip: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of a frozen record by dotted key, nested records and mappings opened."""
+def record_json(record: Any, **more: Any) -> str:
+    """A record and ``more`` as one line of JSON."""
+    return json.dumps(dataclasses.asdict(record) | more, default=str, ensure_ascii=False)  # a Path is its text
+
+
+def flatten(record: Any, *skip: str) -> dict[str, Any]:
+    """The fields of a record by dotted key, nested records and mappings opened."""
     flat: dict[str, Any] = {}
-    for key, value in _items(record):
+    for key, value in (record if isinstance(record, Mapping) else vars(record)).items():
         if key not in skip:
-            inner = _items(value)
-            flat |= {f"{key}.{name}": each for name, each in flatten(value).items()} if inner else {key: value}
+            nested = flatten(value) if isinstance(value, Mapping) or dataclasses.is_dataclass(value) else {}
+            flat |= {f"{key}.{name}": each for name, each in nested.items()} or {key: value}
     return flat
 
 
-def _items(value: Any) -> list[tuple[str, Any]]:
-    if dataclasses.is_dataclass(value):
-        return [(one.name, getattr(value, one.name)) for one in dataclasses.fields(value)]
-    return list(value.items()) if isinstance(value, Mapping) else []
+def value_rows(record: Any, skip: str) -> list[tuple[str, str, str]]:
+    """Dotted key, value and origin of all but one that a record with ``origins`` says."""
+    rows = []
+    for key, value in flatten(record, skip, "origins").items():
+        place = key
+        while place not in record.origins and "." in place:  # the mapping that leaves it to its default
+            place = place.rpartition(".")[0]
+        rows.append((key, cell(value), record.origins.get(place, "default")))
+    return rows
 
 
 def cell(value: Any) -> str:
-    """One value as a recipe would write it; "-" for none."""
-    if value is None or value in ((), {}):
-        return "-"
+    """One value as a recipe would write it, in one line; "-" for none."""
     if isinstance(value, bool):
         return str(value).lower()
     text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return text.replace("\n", "\\n")  # one row stays one line
+    return "-" if value in (None, (), {}) else text.replace("\n", "\\n")
 
 
-def origin_of(origins: Mapping[str, str], key: str) -> str:
-    """Where a value, or else the mapping that leaves it to its default, is written."""
-    while key not in origins and "." in key:
-        key = key.rpartition(".")[0]
-    return origins.get(key, "default")
-
-
-def load_each(catalog: Catalog, kind: Kind, load: Callable[[CatalogFile], T]) -> list[tuple[CatalogFile, T]]:
-    """Every file that loads; one that does not is said on stderr and left out, so that it cannot hide the others."""
-    loaded: list[tuple[CatalogFile, T]] = []
+def list_files(
+    catalog: Catalog,
+    kind: Kind,
+    load: Callable[[CatalogFile], Any],
+    headings: Sequence[str],
+    row: Callable[[CatalogFile, Any], Sequence[str]],
+    *,
+    as_json: bool,
+) -> None:
+    """Print a row or a JSON object for each file; one that does not load is said on stderr and left out."""
+    loaded = []
     for file in catalog.files(kind).values():
-        print_notes([file.note] if file.note else [])
+        print_notes(file.notes)
         try:
             loaded.append((file, load(file)))
         except ConfigError as error:
             typer.echo(f"left out: {error}", err=True)
-    return loaded
+    if not as_json:
+        print_columns(headings, [row(file, record) for file, record in loaded])
+    for _, record in loaded if as_json else ():
+        typer.echo(record_json(record))
 
 
 def validate(catalog: Catalog, kind: Kind, names: Sequence[str], check: Callable[[CatalogFile], object]) -> None:
@@ -79,17 +89,16 @@ def validate(catalog: Catalog, kind: Kind, names: Sequence[str], check: Callable
             file = catalog.find(kind, name)
             path = str(file.path)
             check(file)
+            typer.echo(f"{path}: ok")
         except VaseError as error:
             wrong += 1
             typer.echo(str(error) if path in str(error) else f"{path}: {error}", err=True)
-        else:
-            typer.echo(f"{path}: ok")
     if wrong:
         raise typer.Exit(2)
 
 
-def copy(file: CatalogFile, destination: Path | None, *, beside: Sequence[Path] = (), force: bool) -> Path:
-    """Copy an entry's folder, or a file and the files ``beside`` it that it names; returns the copy's path.
+def copy(file: CatalogFile, destination: Path | None, *, beside: Sequence[Path] = (), force: bool) -> None:
+    """Copy an entry's folder, or a file and the files ``beside`` it that it names; print where the copy is.
 
     Raises:
         ConfigError: something is there already and ``force`` is false, or it cannot be written.
@@ -102,7 +111,7 @@ def copy(file: CatalogFile, destination: Path | None, *, beside: Sequence[Path] 
         raise ConfigError(f"{target}: {file.name} is a whole folder; name a folder to copy it into")
     if target.exists() and target.resolve() == source.resolve():
         raise ConfigError(f"{target}: is {file.name} itself; name another folder")
-    copies = {source: target} | {path: target.parent / path.name for path in beside}
+    copies = {source: target, **{path: target.parent / path.name for path in beside}}
     if not force and (taken := [path for path in copies.values() if path.exists()]):
         raise ConfigError(f"{taken[0]}: is there already; add --force to replace it")
     try:
@@ -113,6 +122,5 @@ def copy(file: CatalogFile, destination: Path | None, *, beside: Sequence[Path] 
             else:
                 shutil.copyfile(path, new)
     except (OSError, shutil.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ConfigError(f"{target}: cannot be written: {reason}") from None
-    return target
+        raise ConfigError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    typer.echo(target)

@@ -1,0 +1,218 @@
+"""Types of the schema's values, and the one place that makes messages of what pydantic refuses.
+
+A value comes from a file, from the command line or from Python. An unquoted scalar of a file
+(:class:`~vase_cli.config.yaml.Plain`) is read as its type wants it; else only a whole number becomes a float, a list a
+tuple and a mapping a record.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_type_hints
+
+import pydantic
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, ValidationError, WrapValidator
+
+from vase_cli import plugins
+from vase_cli.config.budget import Ratio, parse_budget
+from vase_cli.config.yaml import Place, Plain, dotted, must_be, not_known, parse_scalar
+from vase_cli.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+HUB_ID = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
+_STRICT_KEYS = pydantic.ConfigDict(extra="forbid")
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+_NOT_A_LIST = "must be a list with something in it; write [first, second]"
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(Field,))
+def record(cls: type[T]) -> type[T]:
+    """A frozen dataclass whose fields pydantic checks; made in Python, a value that it refuses is a ``ConfigError``."""
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=_STRICT_KEYS)(cls)
+    check = made.__init__
+
+    def init(self: Any, *values: Any, **named: Any) -> None:
+        try:
+            check(self, *values, **named)
+        except ValidationError as refusal:
+            place, message = _explain(refusal, made)
+            raise ConfigError(f"{dotted(place) or made.__name__}: {message}") from None
+
+    made.__init__ = init
+    return made  # type: ignore[no-any-return]
+
+
+def partial(of: type, *without: str, **changes: Any) -> type[BaseModel]:
+    """A model for a mapping with any of a record's fields: what a file or the command line may say of it."""
+    hints = {**get_type_hints(of, include_extras=True), **changes}
+    fields: dict[str, Any] = {name: (hint, None) for name, hint in hints.items() if name not in without}
+    return pydantic.create_model(of.__name__, __config__=_STRICT_KEYS, **fields)
+
+
+def check_values(
+    model: type[BaseModel], values: Mapping[str, Any], error: Callable[[Place, str], ConfigError]
+) -> dict[str, Any]:
+    """The values of a :func:`partial` model that are given, as its types have them.
+
+    Raises:
+        ConfigError: from ``error``, which makes it of the place and the message of a value that is refused.
+    """
+    try:
+        return _given(model.model_validate(values))
+    except ValidationError as refusal:
+        raise error(*_explain(refusal, model)) from None
+
+
+def _given(values: BaseModel) -> dict[str, Any]:
+    given = ((name, value) for name, value in values if name in values.model_fields_set)
+    return {name: _given(value) if isinstance(value, BaseModel) else value for name, value in given}
+
+
+def _explain(refusal: ValidationError, model: Any) -> tuple[Place, str]:
+    """Place and message of the first refusal; of an unknown key if there is one, for it explains the others."""
+    errors = refusal.errors(include_url=False)
+    error = next((error for error in errors if error["type"] in _UNKNOWN_KEY), errors[0])
+    place = error["loc"]
+    if place and place[-1] == "[key]":  # of a mapping with fixed keys
+        return place[:-1], f"unknown key; {did_you_mean(error['input'], _choices(error))}"
+    for key in place[:-1]:
+        hint = get_type_hints(model).get(str(key))
+        model = next((each for each in (hint, *get_args(hint)) if hasattr(each, "__pydantic_fields__")), model)
+    if error["type"] in _UNKNOWN_KEY:
+        return place, f"unknown key; {did_you_mean(str(place[-1]), model.__pydantic_fields__)}"
+    if error["type"] == "missing":
+        needed = [name for name, field in model.__pydantic_fields__.items() if field.is_required()]
+        return place[:-1], f"{place[-1]} is missing; this {[model.__name__, *place][-2]} is {', '.join(needed)}"
+    if place and isinstance(place[-1], int) and isinstance(error["input"], list | dict):
+        return place, "an item of the list is not a single value"
+    return place, _message(error)
+
+
+def _choices(error: Any) -> list[str]:
+    return re.findall(r"'([^']*)'", error["ctx"]["expected"])
+
+
+def _message(error: Any, kind: str = "text", outside: str = "") -> str:
+    """The message for one error of pydantic's: a value is not of a ``kind``, or ``outside`` a range or a pattern."""
+    value, context = error["input"], error.get("ctx", {})
+    match error["type"]:
+        case "value_error":
+            return str(context["error"])
+        case "dataclass_type" | "dict_type" | "mapping_type" | "model_type":
+            return "must be a mapping; write 'key: value' lines, indented, under it"
+        case "tuple_type":
+            return _NOT_A_LIST
+        case "literal_error" if not _collection(value):
+            return not_known(value, _choices(error))
+        case "greater_than_equal" | "greater_than" | "less_than_equal" | "less_than" if outside:
+            percent = error["type"] == "less_than_equal" and value <= 100
+            hint = f"; write {value / 100:g} for {value:g} percent" if percent else ""
+            return f"{float(value)} is not {outside}{hint}"
+        case "string_pattern_mismatch":
+            return f"'{value}' is not {outside}"
+        case "greater_than_equal":
+            return f"must be {kind}, at least {context['ge']}, not {value}"
+        case "less_than_equal":
+            return f"must be {kind}, at most {context['le']}, not {value}"
+        case "greater_than":
+            return f"must be {kind} above {context['gt']}, not {value}"
+    return _collection(value) or must_be(kind, value)
+
+
+def _collection(value: Any) -> str:
+    """The message for a collection in place of one value; empty for one value."""
+    kind = "a list" if isinstance(value, list) else "a mapping" if isinstance(value, dict) else ""
+    return f"is {kind}; write one value" if kind else ""
+
+
+def _scalar(value: Any) -> Any:
+    if message := _collection(value):
+        raise ValueError(message)
+    return parse_scalar(value) if isinstance(value, Plain) else value
+
+
+def kind(noun: str, outside: str = "") -> WrapValidator:
+    """Read an unquoted scalar, and say of a refused value that it must be a ``noun``, or what it is ``outside`` of."""
+
+    def check(value: Any, handler: Callable[[Any], Any]) -> Any:
+        try:
+            return handler(value if noun == "text" else _scalar(value))
+        except ValidationError as refusal:
+            raise ValueError(_message(refusal.errors(include_url=False)[0], noun, outside)) from None
+
+    return WrapValidator(check)
+
+
+def _registered(group: str, *more: str) -> AfterValidator:
+    """A registered name; looked up when asked, so that other packages' plug-ins count."""
+
+    def check(name: str) -> str:
+        if name not in (known := [*plugins.names(group), *more]):
+            raise ValueError(not_known(name, known))
+        return name
+
+    return AfterValidator(check)
+
+
+def needs(key: str, hint: str) -> BeforeValidator:
+    """A mapping of a file that has a ``key``, which Python may leave to its default."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and key not in value:
+            raise ValueError(f"{key} is missing; {hint}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _text(value: Any) -> Any:
+    """Text as it was written, less the blanks around it; not empty. ``1e10`` is text here, not a number."""
+    if not isinstance(value, str):
+        return _scalar(value)
+    if not value.strip():
+        raise ValueError("is empty; write something, or leave the line out")
+    return str(value).strip()
+
+
+def _items(value: Any) -> Any:
+    if value == []:
+        raise ValueError(_NOT_A_LIST)
+    return value
+
+
+def _slots(value: Any) -> Any:
+    value = _scalar(value)
+    if value == "auto" or (type(value) is int and value > 0):
+        return value
+    raise ValueError(must_be("a whole number of sequences, at least 1, or auto", value))
+
+
+_STRICT, _POSITIVE, _NUMBER = Field(strict=True), Field(strict=True, ge=1), Field(strict=True, allow_inf_nan=False)
+
+AsText, NotEmpty = BeforeValidator(_text), BeforeValidator(_items)
+Text = Annotated[str, _STRICT, AsText]
+Flag = Annotated[bool, _STRICT, kind("true or false")]
+Count = Annotated[int, _POSITIVE, kind("a whole number")]
+Tokens = Annotated[int, _POSITIVE, kind("a whole number of tokens")]
+Problems = Annotated[int, _POSITIVE, kind("a whole number of problems")]
+Samples = Annotated[int, _POSITIVE, kind("a whole number of samples per problem")]
+Parameters = Annotated[int, _POSITIVE, kind("a whole number of parameters")]
+Seed = Annotated[int, _STRICT, Field(ge=0, le=2**63 - 1), kind("a whole number")]
+Length = Annotated[float, _NUMBER, Field(gt=0), kind("a number of tokens")]
+Lengths = Mapping[str, Length]
+Temperature = Annotated[float, _NUMBER, Field(ge=0), kind("a number", "0 (greedy) or a positive number")]
+TopK = Annotated[int, _STRICT, Field(ge=0), kind("a whole number of tokens")]
+TopP = Annotated[float, _NUMBER, Field(gt=0, le=1), kind("a number", "in (0, 1], 1 being off")]
+MinP = Annotated[float, _NUMBER, Field(ge=0, lt=1), kind("a number", "in [0, 1), 0 being off")]
+Budget = Annotated[int | Ratio, PlainValidator(lambda value: parse_budget(_scalar(value)))]
+Slots = Annotated[int | str, PlainValidator(_slots)]
+Option = Annotated[bool | int | float | str, BeforeValidator(_scalar)]
+Method = Annotated[str, _STRICT, _registered("eviction")]
+Attention = Annotated[str, _STRICT, _registered("attention", "auto")]
+Device = Annotated[
+    str,
+    Field(strict=True, pattern="^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$"),
+    kind("text", "a device; write auto, cpu, cuda, cuda:0 or mps"),
+]
+HubId = Annotated[str, Field(strict=True, pattern=HUB_ID), kind("text", "a hub id; write organisation/name")]
+DType = Literal["auto", "bfloat16", "float16", "float32"]
