@@ -44,7 +44,7 @@ class Installed(NamedTuple):
         return done.stdout.splitlines()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("package")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(REPOSITORY)]
@@ -62,7 +62,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     )
     # The dependencies of this environment, by path: a .pth file there that names the checkout is not followed.
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    dependencies = [path for path in sys.path if Path(path).name == "site-packages"]
+    (packages / "dependencies.pth").write_text("\n".join(dependencies) + "\n")
     return Installed(wheel, environment)
 
 

@@ -238,20 +238,34 @@ def test_shipped_folder_is_small_and_whole() -> None:
     assert (FOLDER / "config.json").is_file() and (FOLDER / "generation_config.json").is_file()
 
 
-def test_shipped_model_solves_every_problem_with_the_full_cache(scripts: tuple[ModuleType, ModuleType]) -> None:
-    _, measure = scripts
-    result = measure.run(measure.Job("full"), folder=FOLDER, problems=32, device="cpu")
-    assert result["accuracy"] == 1.0
-    assert (result["loops"], result["unfinished"], result["errors"]) == (0, 0, 0)
-    assert result["mean_completion_tokens"] >= 400
+def test_shipped_model_solves_every_problem_with_the_full_cache() -> None:
+    """The likeliest token after every beginning of a solution is its next one, so greedy decoding writes just that."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32), load_tokenizer(ENTRY)
+    prompts, texts = [], []
+    for problem in held_out_problems()[:32]:
+        prompt = tokenizer.encode_chat(problem.question, system=None, think=True).token_ids
+        prompts.append(len(prompt))
+        texts.append(
+            torch.tensor([*prompt, *tokenizer.encode_text(problem.solution).token_ids, tokenizer.eos_token_id])
+        )
+    tokens = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    with torch.no_grad():
+        likeliest = torch.cat([model(rows).logits.argmax(dim=-1) for rows in tokens.split(8)])
+    for text, start, row in zip(texts, prompts, likeliest, strict=True):
+        assert torch.equal(row[start - 1 : len(text) - 1], text[start:])
+        assert len(text) - start >= 400
 
 
 def test_shipped_model_under_eviction(scripts: tuple[ModuleType, ModuleType]) -> None:
     # Half the cache, of 512 problems: value-aware sampling solved all, the newest tokens alone 1 percent.
     _, measure = scripts
-    kept, lost = (measure.Job(method, {}, "2x", 320) for method in ("vase-attnv", "streaming"))
-    accuracy = {
-        job.method: measure.run(job, folder=FOLDER, problems=16, device="cpu")["accuracy"] for job in (kept, lost)
-    }
-    assert accuracy["vase-attnv"] >= 0.8
-    assert accuracy["streaming"] <= 0.3
+    kept, lost = (
+        measure.run(measure.Job(method, {}, "2x", 320), folder=FOLDER, problems=8, device="cpu")
+        for method in ("vase-attnv", "streaming")
+    )
+    assert kept["accuracy"] >= 0.8 and lost["accuracy"] <= 0.3
+    assert (kept["loops"], kept["unfinished"], kept["errors"], lost["errors"]) == (0, 0, 0, 0)
+    assert kept["mean_completion_tokens"] >= 400 and kept["cuts"] > 0

@@ -1,8 +1,8 @@
-"""What can go wrong for a user, as opposed to a bug.
+"""Errors that a user can mend, as opposed to bugs.
 
 ::
 
-    VaseError                exit code 2: what the user gave
+    VaseError                exit code 2: the user's input
     ├── ConfigError          a recipe, zoo entry, option or value
     ├── DataError            a problem set, a row, a stored completion
     ├── ModelError           a model that cannot be found, loaded or served
@@ -22,7 +22,7 @@ from typing import ClassVar
 
 
 class VaseError(Exception):
-    """Base of every error that a user can mend; ``str()`` of it is one line."""
+    """Base of every such error; ``str()`` of it is one line."""
 
     exit_code: ClassVar[int] = 2
 
@@ -47,7 +47,7 @@ class RunError(VaseError):
 
 @contextlib.contextmanager
 def quiet_hub_client() -> Iterator[None]:
-    """Without the hub client's lines on every retry of a connection that is down: our one line says it once."""
+    """Silence the hub client's warnings on every retry of a connection that is down: our one line says it once."""
     log = logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -58,26 +58,23 @@ def quiet_hub_client() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, and what it announces with that; its name if it says nothing."""
+    """The first line of an error's message, with the next one if it ends in a colon; its name without a message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines or isinstance(error, KeyError):
         return f"{type(error).__name__} {error}".strip()
-    if lines[0].endswith(":"):  # what is wrong stands on the next line
-        lines[0] = " ".join(lines[:2])
-    return lines[0].rstrip(".:")
+    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1]).rstrip(".:")
 
 
 def file_error(action: str, path: Path, error: OSError, kind: type[VaseError]) -> VaseError:
     """The one line for a file that cannot be used; a full disk ends a run, wherever it is met."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return RunError(
-            f"cannot {action} {path}: the disk is full; free some space and run again, finished samples are kept"
-        )
+        full = "the disk is full; free some space and run again, finished samples are kept"
+        return RunError(f"cannot {action} {path}: {full}")
     return kind(f"cannot {action} {path}: {error.strerror or error}")
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
-    """The known name that a mistyped one most likely means."""
+    """The known name nearest to a mistyped one, if any is near."""
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), None)
 
 

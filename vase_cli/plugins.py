@@ -1,4 +1,4 @@
-"""Finds methods, tasks, graders and attention backends by name.
+"""Methods, tasks, graders and attention backends by name.
 
 A plug-in is one file: its name, with ``-`` for ``_``, is its registered name, found without importing
 it. Each module defines one constant, named after its group (``METHOD``, ``TASK``, ``GRADER``,
@@ -33,24 +33,19 @@ def load(group: str, name: str) -> Any:
         ConfigError: no such name, with the nearest one suggested.
     """
     kind, constant = _GROUPS[group]
-    module = _built_in(group).get(name)
-    if module is not None:
+    if module := _built_in(group).get(name):
         return getattr(importlib.import_module(module), constant)
-    entry = _third_party(group).get(name)
-    if entry is not None:
+    if entry := _third_party(group).get(name):
         return entry.load()
     raise ConfigError(f"no {kind} '{name}'; {did_you_mean(name, names(group))}")
 
 
 def _built_in(group: str) -> dict[str, str]:
     package = importlib.import_module(f"vase_cli.{group}")
-    found = {}
-    for module in pkgutil.iter_modules(package.__path__):
-        if module.name != "base" and not module.name.startswith("_"):
-            found[module.name.replace("_", "-") if group == "eviction" else module.name] = (
-                f"{package.__name__}.{module.name}"
-            )
-    return found
+    modules = (module.name for module in pkgutil.iter_modules(package.__path__))
+    files = [name for name in modules if name != "base" and not name.startswith("_")]
+    names = [file.replace("_", "-") if group == "eviction" else file for file in files]
+    return {name: f"{package.__name__}.{file}" for name, file in zip(names, files, strict=True)}
 
 
 def _third_party(group: str) -> dict[str, EntryPoint]:
