@@ -193,7 +193,7 @@ def loaded_by(code: str) -> set[str]:
 
 HEAVY = {
     "torch", "transformers", "datasets", "numpy", "pandas", "pyarrow", "math_verify", "latex2sympy2_extended", "sympy",
-    "huggingface_hub", "tokenizers", "safetensors", "flash_attn", "requests", "httpx",
+    "huggingface_hub", "tokenizers", "safetensors", "flash_attn", "requests", "httpx", "matplotlib", "jinja2",
 }  # fmt: skip
 
 
