@@ -9,9 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from vase_cli import plugins
-from vase_cli.cli._files import AsJson, cell
-from vase_cli.cli.output import print_columns
-from vase_cli.config.method_options import option_types
+from vase_cli.cli.output import AsJson, print_columns
 
 app = typer.Typer(help="List eviction methods, or show one's options.", no_args_is_help=True)
 
@@ -19,41 +17,40 @@ app = typer.Typer(help="List eviction methods, or show one's options.", no_args_
 @app.command("list")
 def list_methods(as_json: AsJson = False) -> None:
     """One row for each method: its name and what it keeps."""
-    methods = {name: plugins.load("eviction", name) for name in plugins.names("eviction")}
+    summaries = {name: plugins.summary("eviction", name) for name in plugins.names("eviction")}
     if as_json:
-        for name, method in methods.items():
-            typer.echo(json.dumps({"name": name, "summary": _summary(method)}, ensure_ascii=False))
+        for name, summary in summaries.items():
+            typer.echo(json.dumps({"name": name, "summary": summary}, ensure_ascii=False))
         return
-    print_columns(("NAME", "WHAT IT DOES"), [(name, _summary(method)) for name, method in methods.items()])
+    print_columns(("NAME", "WHAT IT DOES"), list(summaries.items()))
 
 
 @app.command("show")
 def show_method(name: Annotated[str, typer.Argument(help="Method name.")], as_json: AsJson = False) -> None:
     """What a method does and its options with their defaults; set one with -o name=value."""
-    method = plugins.load("eviction", name)
+    from vase_cli.cli._files import cell
+    from vase_cli.config.method_options import option_types
+
+    method, summary = plugins.load("eviction", name), plugins.summary("eviction", name)
     about = _attributes(method)
     types = option_types(method)
     options = [
         {
-            "name": one.name,
-            "type": _type_name(types[one.name]),
-            "default": one.default,
-            "about": about.get(one.name, ""),
+            "name": option.name,
+            "type": _type_name(types[option.name]),
+            "default": option.default,
+            "about": about.get(option.name, ""),
         }
-        for one in dataclasses.fields(method)
+        for option in dataclasses.fields(method)
     ]
     if as_json:
-        record = {"name": name, "summary": _summary(method), "options": options}
+        record = {"name": name, "summary": summary, "options": options}
         typer.echo(json.dumps(record, ensure_ascii=False))
         return
-    typer.echo(f"{name}: {_summary(method)}\n")
+    typer.echo(f"{name}: {summary}\n")
     print_columns(
         ("OPTION", "TYPE", "DEFAULT", "ABOUT"), [[cell(value) for value in option.values()] for option in options]
     )
-
-
-def _summary(method: Any) -> str:
-    return (inspect.cleandoc(method.__doc__ or "").splitlines() or [""])[0]
 
 
 def _type_name(annotation: Any) -> str:

@@ -17,6 +17,12 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _BOM = b"\xef\xbb\xbf"
 
 
+def named_data(data: Path | None) -> Path | None:
+    """Where problems are looked for: in ``data``, else in ``$VASE_DATA``; None where neither is given."""
+    named = str(data) if data is not None else os.environ.get("VASE_DATA", "")
+    return Path(named).expanduser() if named else None
+
+
 def find_data(task: str, data: Path | None) -> Path | None:
     """The local file that holds a task's rows: of ``data``, else of ``$VASE_DATA``, else None (the hub).
 
@@ -26,11 +32,10 @@ def find_data(task: str, data: Path | None) -> Path | None:
     Raises:
         DataError: no such file or folder, or a file that is named after another task.
     """
-    given = str(data) if data is not None else os.environ.get("VASE_DATA", "")
-    if not given:
+    path = named_data(data)
+    if path is None:
         return None
-    origin = given if data is not None else f"$VASE_DATA ({given})"
-    path = Path(given).expanduser()
+    origin = str(data) if data is not None else f"$VASE_DATA ({os.environ['VASE_DATA']})"
     if path.is_dir():
         for suffix in SUFFIXES:
             if (path / f"{task}{suffix}").is_file():
