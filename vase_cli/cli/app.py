@@ -23,37 +23,30 @@ _UsageError: Any = typer.BadParameter.__base__
 # The search for cycles that Python makes as it ends takes a fifth of `vase --help`, and frees nothing of use.
 atexit.register(gc.freeze)
 
-
-# The module of each command in the order of the help, with its line there. A module holds a function of its own name,
-# or a Typer `app` of several commands.
+# The commands in the order of the help, with their lines there. The module of the same name holds a function of that
+# name, or a Typer `app` of several commands.
 COMMANDS = {
-    "run": ("run", "Generate text for one prompt, or for each prompt of a file."),
-    "eval": ("evaluate", "Evaluate a model on tasks, under one eviction method and budget or several side by side."),
-    "bench": ("bench", "Measure decoding: every method at every budget, number of slots and length of text."),
-    "calibrate": (
-        "calibrate",
-        "Measure a model's value states, and fit the thresholds above which a token is an outlier.",
-    ),
-    "grade": ("grade", "Grade the stored texts of a run again, without a model; the old grades are kept beside."),
-    "doctor": (
-        "doctor",
-        "Check Python, PyTorch, the device, FlashAttention, the hub, and say which recipes fit this machine.",
-    ),
-    "methods": ("methods", "List eviction methods, or show one's options."),
-    "tasks": ("tasks", "List the benchmarks, or show one."),
-    "zoo": ("zoo", "List models, show one, check or copy their files."),
-    "recipes": ("recipes", "List recipes, show one resolved, check or copy their files."),
+    "run": "Generate text for one prompt, or for each prompt of a file.",
+    "eval": "Evaluate a model on tasks, under one eviction method and budget or several side by side.",
+    "bench": "Measure decoding: every method at every budget, number of slots and length of text.",
+    "calibrate": "Measure a model's value states, and fit the thresholds above which a token is an outlier.",
+    "grade": "Grade the stored texts of a run again, without a model; the old grades are kept beside.",
+    "doctor": "Check Python, PyTorch, the device, FlashAttention, the hub, and say which recipes fit this machine.",
+    "methods": "List eviction methods, or show one's options.",
+    "tasks": "List the benchmarks, or show one.",
+    "zoo": "List models, show one, check or copy their files.",
+    "recipes": "List recipes, show one resolved, check or copy their files.",
 }
 
 
 def load_command(name: str) -> Any:
     """Import a command; returns it as Typer runs it."""
-    module_name, _ = COMMANDS[name]
-    module = importlib.import_module(f"vase_cli.cli.{module_name}")
+    identifier = {"eval": "evaluate"}.get(name, name)  # eval is Python's own
+    module = importlib.import_module(f"vase_cli.cli.{identifier}")
     if hasattr(module, "app"):
         return typer.main.get_group(module.app)
     single = typer.Typer(add_completion=False)
-    single.command(name)(getattr(module, module_name))
+    single.command(name)(getattr(module, identifier))
     return typer.main.get_command(single)
 
 
@@ -62,7 +55,7 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = {name: TyperCommand(name, help=summary) for name, (_, summary) in COMMANDS.items()}
+        self.commands = {name: TyperCommand(name, help=summary) for name, summary in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command that the arguments name, and import it."""

@@ -31,37 +31,28 @@ _option = partial(typer.Option, rich_help_panel=options.BENCHMARK)
 def bench(
     overrides: options.Overrides,
     shape: Annotated[
-        str | None, typer.Option("--shape", help="Zoo name: random weights of its size, nothing is downloaded.")
+        str | None, typer.Option(help="Zoo name: random weights of its size, nothing is downloaded.")
     ] = None,
     slots: Annotated[
-        list[str] | None, _option("--slots", help=f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}.")
+        list[str] | None, _option(help=f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}.")
     ] = None,
-    text_context: Annotated[
+    context: Annotated[
         list[str] | None,
         _option(
-            "--context",
             help="Tokens of text in every row as the steps begin: 8192, or 8192,32768; twice the largest budget if "
-            "left out.",
+            "left out."
         ),
     ] = None,
     text: Annotated[
         list[str] | None,
-        _option(
-            "--text", help="Compare with full at equal memory, at the end of texts of so many tokens: 8192,16384,32768."
-        ),
+        _option(help="Compare with full at equal memory, at the end of texts of so many tokens: 8192,16384,32768."),
     ] = None,
-    steps: Annotated[int | None, _option("--steps", help="Measured steps, at least two windows.")] = None,
-    warmup: Annotated[int | None, _option("--warmup", help="Steps before them, at least one window.")] = None,
-    prefill: Annotated[
-        int, _option("--prefill", min=0, help="Tokens of the prompt whose prefill is timed; 0: none.")
-    ] = 2048,
-    memory: Annotated[
-        float | None, _option("--memory", help="Plan with so many GiB, not with all that is free.")
-    ] = None,
-    sampling_mode: Annotated[
-        str | None, _option("--sampling", help="greedy, or model: what the recipe says. Greedy if left out.")
-    ] = None,
-    out: Annotated[Path | None, _option("--out", help="Also write the JSON lines to this new file.")] = None,
+    steps: Annotated[int | None, _option(help="Measured steps, at least two windows.")] = None,
+    warmup: Annotated[int | None, _option(help="Steps before them, at least one window.")] = None,
+    prefill: Annotated[int, _option(min=0, help="Tokens of the prompt whose prefill is timed; 0: none.")] = 2048,
+    memory: Annotated[float | None, _option(help="Plan with so many GiB, not with all that is free.")] = None,
+    sampling: Annotated[str | None, _option(help="greedy, or model: what the recipe says. Greedy if left out.")] = None,
+    out: Annotated[Path | None, _option(help="Also write the JSON lines to this new file.")] = None,
 ) -> None:
     """Measure decoding: every method at every budget, number of slots and length of text.
 
@@ -69,15 +60,15 @@ def bench(
     """
     if shape is not None and (named := overrides.recipe or overrides.model):
         raise ConfigError(f"--shape {shape} and {named}: random weights or a real model, leave one out")
-    if text and (slots or text_context):
+    if text and (slots or context):
         raise ConfigError("--text measures all slots that fit, at the end of a text: leave --slots and --context out")
     if memory is not None and not 0 < memory < 2**20:
         raise ConfigError(f"--memory {memory:g}: must be a number of GiB above 0")
     if out is not None and (out.exists() or not out.parent.is_dir()):
         what = "is there already; name another file" if out.exists() else "its folder is not there; make it first"
         raise ConfigError(f"--out {out}: {what}")
-    lengths = _lengths("--text", text) if text else _lengths("--context", text_context)
-    changes = overrides.changes() | _sampling(sampling_mode, overrides)
+    lengths = _lengths("--text", text) if text else _lengths("--context", context)
+    changes = overrides.changes() | _sampling(sampling, overrides)
     compared = _compared(overrides, changes, shape, with_full=bool(text))
     counts = [check_given("slots", parse_scalar(count)) for count in options.listed(slots)] or [compared[0][0].slots]
 
@@ -159,10 +150,8 @@ def _run(measured: "Bench", cells: "Sequence[Cell]", out: Path | None) -> None:
     with contextlib.nullcontext() if out is None else out.open("x", encoding="utf-8") as file:
 
         def write(record: Mapping[str, Any]) -> None:
-            line = json.dumps(record, ensure_ascii=False)
-            for stream in (sys.stdout, file):
-                if stream is not None:
-                    print(line, file=stream, flush=True)
+            for stream in filter(None, (sys.stdout, file)):
+                print(json.dumps(record, ensure_ascii=False), file=stream, flush=True)
 
         for place, cell in enumerate(cells, 1):
             typer.echo(f"{place} of {len(cells)}: {cell.title()}", err=True)

@@ -2,9 +2,8 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,35 +12,26 @@ from vase_cli.cli.output import print_json, print_table
 from vase_cli.config.catalog import BUILT_IN, user_folder
 from vase_cli.errors import ConfigError
 
-if TYPE_CHECKING:
-    from vase_cli.calibration.calibrate import Calibration
-    from vase_cli.evaluation.comparison import ComparedRun
-
-DEFAULT_TASK = "gsm8k"
-
 
 @options.with_overrides("method", "methods", "budgets")
 def calibrate(
     overrides: options.Overrides,
     task: Annotated[
-        str | None, typer.Option("--task", help="Whose problems are solved; gsm8k, or the recipe's if it has one only.")
+        str | None, typer.Option(help="Whose problems are solved; gsm8k, or the recipe's if it has one only.")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Problems from a local file: JSONL, JSON, CSV or Parquet.")
-    ] = None,
-    problems: Annotated[int, typer.Option("--problems", min=1, help="How many problems, one text each.")] = 64,
+    data: Annotated[Path | None, typer.Option(help="Problems from a local file: JSONL, JSON, CSV or Parquet.")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="How many problems, one text each.")] = 64,
     rule: Annotated[
         str,
         typer.Option(
-            "--rule",
             help="Where each head's threshold is: quantile:0.95, the value range that 95% of the tokens stay within; "
-            "mad:6, the median and 6 median absolute deviations; share:0.25, what a quarter of the tokens exceed.",
+            "mad:6, the median and 6 median absolute deviations; share:0.25, what a quarter of the tokens exceed."
         ),
     ] = "quantile:0.95",
     validate: Annotated[
         bool, typer.Option("--validate", help="Also run the problems with and without the outliers, at the budget.")
     ] = False,
-    out: Annotated[Path, typer.Option("--out", help="Folder of all calibrations.")] = Path("calibrations"),
+    out: Annotated[Path, typer.Option(help="Folder of all calibrations.")] = Path("calibrations"),
     as_json: options.AsJson = False,
 ) -> None:
     """Measure a model's value states, and fit the thresholds above which a token is an outlier.
@@ -52,25 +42,26 @@ def calibrate(
     from vase_cli.config.threshold_facts import entry_to_write, parse_rule
     from vase_cli.tasks.base import resolve_tasks
 
-    typed = (("--budget", overrides.budget), ("-o", overrides.method_options))
-    unused = [name for name, value in typed if value]
+    unused = [name for name, value in (("--budget", overrides.budget), ("-o", overrides.method_options)) if value]
     if unused and not validate:
         raise ConfigError(f"{' and '.join(unused)} without --validate: only its runs evict; add it, or leave them out")
     fitted = parse_rule(rule)
     overrides = overrides.with_recipe()
     own, entry = overrides.resolve(overrides.changes(limit=problems))
-    name = task or (own.tasks[0] if len(own.tasks) == 1 else DEFAULT_TASK)
+    name = task or (own.tasks[0] if len(own.tasks) == 1 else "gsm8k")
     named = resolve_tasks([name])
     if len(named) != 1:
-        names = ", ".join(member.name for member in named)
-        raise ConfigError(f"--task {name} is {len(named)} tasks; name one of {names}")
+        members = ", ".join(member.name for member in named)
+        raise ConfigError(f"--task {name} is {len(named)} tasks; name one of {members}")
     full = dataclasses.replace(own, method="full", method_options={}, budget=None, budgets={}, samples=1)
 
     from vase_cli.calibration import validation
     from vase_cli.calibration.calibrate import calibrate as run_calibration
     from vase_cli.calibration.calibrate import write_to_zoo
+    from vase_cli.calibration.table import calibration_table
     from vase_cli.cli.progress import EvalProgress
     from vase_cli.engine.assembly import Assembly
+    from vase_cli.evaluation.comparison import comparison_tables
     from vase_cli.evaluation.evaluate import prepare
 
     assembly = Assembly(full, entry)
@@ -83,7 +74,7 @@ def calibrate(
     with EvalProgress() as progress:
         measured = run_calibration(assembly, part, root=out, rule=fitted, command=sys.argv, progress=progress)
     entry_path, thresholds = write_to_zoo(measured, entry, destination, built_in=built_in)
-    runs: Sequence[ComparedRun] = ()
+    tables = [calibration_table(measured.facts, measured.tensors)]
     if validate:
         calibrated = dataclasses.replace(entry, thresholds=str(thresholds))
         with EvalProgress() as progress:
@@ -98,7 +89,12 @@ def calibrate(
                 command=sys.argv,
                 progress=progress,
             )
-    _print(measured, runs, as_json=as_json)
+        tables += comparison_tables(runs)
+    if as_json:
+        print_json(measured.facts)
+    else:
+        for table in tables:
+            print_table(table)
     written = [entry_path, thresholds, *_page(measured.path)]
     for line in (f"calibration folder: {measured.path}", *(f"written: {path}" for path in written)):
         typer.echo(line, err=True)
@@ -112,15 +108,3 @@ def _page(folder: Path) -> list[Path]:
     from vase_cli.reports.calibration_page import write_page
 
     return write_page(folder)
-
-
-def _print(measured: "Calibration", runs: "Sequence[ComparedRun]", *, as_json: bool) -> None:
-    """The figures on stdout: tables, or one line of JSON."""
-    from vase_cli.calibration.table import calibration_table
-    from vase_cli.evaluation.comparison import comparison_tables
-
-    if as_json:
-        print_json(measured.facts)
-        return
-    for table in (calibration_table(measured.facts, measured.tensors), *(comparison_tables(runs) if runs else ())):
-        print_table(table)

@@ -4,10 +4,10 @@ import importlib.util
 import os
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import typer
 
@@ -19,8 +19,6 @@ from vase_cli.errors import VaseError
 
 _HUB_TIMEOUT_S = 5.0
 _LIBRARIES = ("transformers", "huggingface-hub", "datasets", "math-verify")
-
-
 _Status: TypeAlias = Literal["ok", "note", "bad"]
 
 
@@ -51,14 +49,7 @@ def doctor(
 
 def _findings(device: str, catalog: Catalog, *, offline: bool) -> Iterator[Finding]:
     yield Finding("Python", "ok", platform.python_version())
-    try:
-        import torch
-    except ImportError as error:
-        torch_found = False
-        yield Finding("PyTorch", "bad", f"cannot be imported ({error}): pip install torch")
-    else:
-        torch_found = True
-        yield from _torch(torch, device)
+    torch_found = yield from _torch(device)
     for name in _LIBRARIES:
         yield _installed(name, f"is not installed: pip install {name}")
     if importlib.util.find_spec("huggingface_hub"):
@@ -67,7 +58,13 @@ def _findings(device: str, catalog: Catalog, *, offline: bool) -> Iterator[Findi
         yield _recipes(device, catalog)
 
 
-def _torch(torch: Any, device: str) -> Iterator[Finding]:
+def _torch(device: str) -> Generator[Finding, None, bool]:
+    """Yield what PyTorch and the devices have; returns whether PyTorch can be imported."""
+    try:
+        import torch
+    except ImportError as error:
+        yield Finding("PyTorch", "bad", f"cannot be imported ({error}): pip install torch")
+        return False
     from vase_cli.device import available_ram_bytes, readable_bytes
 
     cuda = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
@@ -84,10 +81,8 @@ def _torch(torch: Any, device: str) -> Iterator[Finding]:
     yield _installed("triton", slow, "Triton", "note")
     backend = plugins.load("attention", "flash_attention_2")()
     refusal = backend.refusal(torch.device("cuda"), torch.bfloat16, 128)
-    if refusal is None:
-        yield Finding("FlashAttention2", "ok", metadata.version("flash-attn"))
-    else:
-        yield Finding("FlashAttention2", "note", refusal)
+    yield Finding("FlashAttention2", "note" if refusal else "ok", refusal or metadata.version("flash-attn"))
+    return True
 
 
 def _installed(name: str, missing: str, subject: str | None = None, status: _Status = "bad") -> Finding:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vase_cli.tasks.base import Task
 
 _GPU_RECIPE = "qwen3-8b"
+_DATA_HELP = "Problems from a local file (JSONL, JSON, CSV or Parquet), or a folder of TASK.jsonl or such."
 
 
 @options.with_overrides("method", "budget")
@@ -22,24 +23,17 @@ def evaluate(
     overrides: options.Overrides,
     tasks: Annotated[list[str] | None, typer.Argument(help="Tasks, groups of tasks, or problem files.")] = None,
     samples: Annotated[
-        int | None,
-        typer.Option("--samples", help="Samples of each problem.", show_default="the recipe's, or the task's"),
+        int | None, typer.Option(help="Samples of each problem.", show_default="the recipe's, or the task's")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", help="Take only the first so many problems.")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="Problems from a local file (JSONL, JSON, CSV or Parquet), or a folder of TASK.jsonl or such.",
-        ),
-    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Take only the first so many problems.")] = None,
+    data: Annotated[Path | None, typer.Option(help=_DATA_HELP)] = None,
     grader: Annotated[
-        str | None, typer.Option("--grader", help="How a problem file is graded: choice, integer, math or number.")
+        str | None, typer.Option(help="How a problem file is graded: choice, integer, math or number.")
     ] = None,
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used, and count them.")
     ] = False,
-    out: Annotated[Path, typer.Option("--out", help="Folder of all runs.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
     as_json: options.AsJson = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print what every key of the report means.")] = False,
 ) -> None:
@@ -67,9 +61,8 @@ def evaluate(
     from vase_cli.evaluation.evaluate import evaluate as run_evaluation
     from vase_cli.evaluation.evaluate import prepare
 
-    assemblies: list[Assembly] = []
-    for recipe, entry in compared:
-        assemblies.append(Assembly(recipe, entry, beside=assemblies[0] if assemblies else None))
+    first = Assembly(*compared[0])
+    assemblies = [first, *(Assembly(recipe, entry, beside=first) for recipe, entry in compared[1:])]
     # Everything is checked before the first run starts.
     prepared = [prepare(assembly, named, data=data, skip_bad_rows=skip_bad_rows) for assembly in assemblies]
     runs: list[ComparedRun] = []

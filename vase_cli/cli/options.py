@@ -30,7 +30,7 @@ AUTO_SLOTS = "auto takes what fits, at most 256 on a GPU and 16 on a CPU"
 Resolved: TypeAlias = tuple[Recipe, ModelEntry]
 
 
-def _option(panel: str, *names: str, help: str, default: object = None, metavar: str | None = None) -> Any:
+def _option(panel: str, help: str, *names: str, default: object = None, metavar: str | None = None) -> Any:
     """A field that is an option; ``default`` counts where the recipe, too, has no value."""
     shown = True if default is None else f"the recipe's, or {default}"
     option = typer.Option(*names, help=help, metavar=metavar, show_default=shown, rich_help_panel=panel)
@@ -45,55 +45,45 @@ class Overrides:
     ``budgets`` in place of ``method`` and ``budget``.
     """
 
-    recipe: str | None = _option(_MODEL, "--recipe", "-r", help="Recipe: a name or a .yaml file.")
-    model: str | None = _option(_MODEL, "--model", help="Zoo name, folder or hub id, in place of the recipe's.")
-    think: bool | None = _option(_MODEL, "--think/--no-think", help="Thinking mode, where the model has a switch.")
-    system_prompt: str | None = _option(_MODEL, "--system", help="System prompt.")
-    zoo: Path | None = _option(_MODEL, "--zoo", help="Folder of zoo entries, searched first.")
-    recipes: Path | None = _option(_MODEL, "--recipes", help="Folder of recipes, searched first.")
+    recipe: str | None = _option(_MODEL, "Recipe: a name or a .yaml file.", "--recipe", "-r")
+    model: str | None = _option(_MODEL, "Zoo name, folder or hub id, in place of the recipe's.")
+    think: bool | None = _option(_MODEL, "Thinking mode, where the model has a switch.")
+    system_prompt: str | None = _option(_MODEL, "System prompt.", "--system")
+    zoo: Path | None = _option(_MODEL, "Folder of zoo entries, searched first.")
+    recipes: Path | None = _option(_MODEL, "Folder of recipes, searched first.")
     method: str | None = _option(
-        _METHOD, "--method", "-m", help="Eviction method; see `vase methods list`.", default=Recipe.method
+        _METHOD, "Eviction method; see `vase methods list`.", "--method", "-m", default=Recipe.method
     )
     methods: list[str] | None = _option(
         _METHOD,
-        "--method",
-        "-m",
-        help="Eviction method, or several: full,vase-attnv; see `vase methods list`.",
+        "Eviction method, or several: full,vase-attnv; see `vase methods list`.",
+        *("--method", "-m"),
         default=Recipe.method,
     )
     budget: str | None = _option(
-        _METHOD, "--budget", "-b", help="Tokens kept per KV head, or 4x: a quarter of the full cache."
+        _METHOD, "Tokens kept per KV head, or 4x: a quarter of the full cache.", "--budget", "-b"
     )
     budgets: list[str] | None = _option(
-        _METHOD,
-        "--budget",
-        "-b",
-        help="Tokens kept per KV head, or 4x: a quarter of the full cache; or several: 2x,4x.",
+        _METHOD, "Tokens kept per KV head, or 4x: a quarter of the full cache; or several: 2x,4x.", "--budget", "-b"
     )
     method_options: list[str] | None = _option(
-        _METHOD, "--option", "-o", metavar="KEY=VALUE", help="Option of the method; may be repeated."
+        _METHOD, "Option of the method; may be repeated.", "--option", "-o", metavar="KEY=VALUE"
     )
-    window: int | None = _option(
-        _METHOD, "--window", help="Tokens between cuts; the last so many always stay.", default=Recipe.window
-    )
-    temperature: float | None = _option(_SAMPLING, "--temperature", help="0 is greedy.")
-    top_k: int | None = _option(_SAMPLING, "--top-k", help="0 switches it off.")
-    top_p: float | None = _option(_SAMPLING, "--top-p", help="1 switches it off.")
-    min_p: float | None = _option(_SAMPLING, "--min-p", help="0 switches it off.")
-    seed: int | None = _option(_SAMPLING, "--seed", help="Of tokens and eviction.", default=Recipe.seed)
-    max_new_tokens: int | None = _option(_SAMPLING, "--max-new-tokens", help="Limit on generated tokens.")
-    max_total_tokens: int | None = _option(
-        _SAMPLING, "--max-total-tokens", help="Limit on prompt and generated tokens."
-    )
-    slots: str | None = _option(_MACHINE, "--slots", help=f"Sequences at a time; {AUTO_SLOTS}.", default=Recipe.slots)
-    dtype: str | None = _option(_MACHINE, "--dtype", help="bfloat16, float16, float32; auto is float32 on a CPU.")
-    attention: str | None = _option(_MACHINE, "--attention", help="auto, flash_attention_2, triton or sdpa.")
+    window: int | None = _option(_METHOD, "Tokens between cuts; the last so many always stay.", default=Recipe.window)
+    temperature: float | None = _option(_SAMPLING, "0 is greedy.")
+    top_k: int | None = _option(_SAMPLING, "0 switches it off.")
+    top_p: float | None = _option(_SAMPLING, "1 switches it off.")
+    min_p: float | None = _option(_SAMPLING, "0 switches it off.")
+    seed: int | None = _option(_SAMPLING, "Of tokens and eviction.", default=Recipe.seed)
+    max_new_tokens: int | None = _option(_SAMPLING, "Limit on generated tokens.")
+    max_total_tokens: int | None = _option(_SAMPLING, "Limit on prompt and generated tokens.")
+    slots: str | None = _option(_MACHINE, f"Sequences at a time; {AUTO_SLOTS}.", default=Recipe.slots)
+    dtype: str | None = _option(_MACHINE, "bfloat16, float16, float32; auto is float32 on a CPU.")
+    attention: str | None = _option(_MACHINE, "auto, flash_attention_2, triton or sdpa.")
     compile: str | None = _option(
-        _MACHINE,
-        "--compile",
-        help="torch.compile of decode steps: on, off; auto is for long runs of families without kernels of ours.",
+        _MACHINE, "torch.compile of decode steps: on, off; auto is for long runs of families without kernels of ours."
     )
-    device: str | None = _option(_MACHINE, "--device", help="auto, cpu, cuda or cuda:N.")
+    device: str | None = _option(_MACHINE, "auto, cpu, cuda or cuda:N.")
 
     def changes(self, **own: Any) -> dict[str, Any]:
         """The keys of a recipe that the options set, and the command's ``own``; None is "not given".
@@ -102,15 +92,10 @@ class Overrides:
             ConfigError: an option of the method that is not ``key=value``.
         """
         elsewhere = ("recipe", "zoo", "recipes", "methods", "budgets")
-        typed = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return (
-            {key: value for key, value in typed.items() if key not in elsewhere}
-            | own
-            | {
-                "method_options": dict(map(parse_option, self.method_options or ())) or None,
-                "slots": None if self.slots is None else parse_scalar(self.slots),
-            }
-        )
+        typed = {name: getattr(self, name) for name in _FIELDS if name not in elsewhere}
+        typed["method_options"] = dict(map(parse_option, self.method_options or ())) or None
+        typed["slots"] = None if self.slots is None else parse_scalar(self.slots)
+        return typed | own
 
     def catalog(self) -> Catalog:
         """The zoo entries and recipes, in the folders named here first."""
@@ -142,7 +127,7 @@ class Overrides:
         several = [method for method in methods if method is not None]
         own_options, left_out = share_out(several, options) if options and len(several) > 1 else ({}, [])
         pairs = dict.fromkeys(
-            (method, None if method == "full" and len(methods) > 1 else budget)
+            (method, budget if method != "full" or len(methods) == 1 else None)
             for budget in budgets
             for method in methods
         )
@@ -182,14 +167,14 @@ def with_overrides(*left_out: str) -> Callable[[Callable[..., None]], Callable[.
             command(Overrides(**{name: values.pop(name) for name in taken}), **values)
 
         _, *own = inspect.signature(command).parameters.values()
-        run.__signature__ = inspect.Signature(sorted([*own, *taken.values()], key=_panel))  # type: ignore[attr-defined]
+        parameters = sorted(
+            [*own, *taken.values()],
+            key=lambda parameter: _PANELS.index(parameter.annotation.__metadata__[0].rich_help_panel),
+        )
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return run
 
     return decorate
-
-
-def _panel(parameter: inspect.Parameter) -> int:
-    return _PANELS.index(parameter.annotation.__metadata__[0].rich_help_panel)
 
 
 def listed(values: Sequence[str] | None) -> list[str]:

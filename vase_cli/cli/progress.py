@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import typer
@@ -18,7 +17,6 @@ class EvalProgress:
     """Samples done, accuracy so far where they are graded, tokens per second, time left; a context manager."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -26,7 +24,7 @@ class EvalProgress:
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
-            disable=not self._live,
+            disable=not sys.stderr.isatty(),
         )
         self._graded = self._correct = self._tokens = 0
         self._speed_since = self._line_since = time.monotonic()
@@ -36,9 +34,7 @@ class EvalProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._bar.stop()
         if kind is KeyboardInterrupt and self._bar.tasks:
             task = self._bar.tasks[-1]
@@ -50,10 +46,10 @@ class EvalProgress:
 
     def note(self, line: str) -> None:
         """One line the user should read."""
-        if self._live:
-            self._bar.console.print(line, style="dim", markup=False, highlight=False)
-        else:
+        if self._bar.disable:
             typer.echo(line, err=True)
+        else:
+            self._bar.console.print(line, style="dim", markup=False, highlight=False)
 
     def start(self, task: str, finished: int, planned: int, engine: object) -> None:
         """A task begins, with so many of its planned samples stored already."""
@@ -70,7 +66,7 @@ class EvalProgress:
             self._speed = self._tokens / (now - self._speed_since)
             self._tokens, self._speed_since = 0, now
             self._show(0)
-        if not self._live and now - self._line_since >= _SECONDS_BETWEEN_LINES:
+        if self._bar.disable and now - self._line_since >= _SECONDS_BETWEEN_LINES:
             self._line_since, task = now, self._bar.tasks[-1]
             self.note(f"{task.description}: {task.completed} of {task.total} samples, {self._figures()}")
 

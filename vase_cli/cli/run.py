@@ -13,23 +13,18 @@ if TYPE_CHECKING:
     from vase_cli.engine.assembly import Assembly
     from vase_cli.evaluation.evaluate import TaskPart
 
+_CHAT_HELP = "Through the chat template, or the prompt as it is; chat where there is one."
+
 
 @options.with_overrides("methods", "budgets")
 def run(
     overrides: options.Overrides,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; left out, it is read from stdin.")] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw", help="Through the chat template, or the prompt as it is; chat where there is one."
-        ),
-    ] = None,
+    chat: Annotated[bool | None, typer.Option("--chat/--raw", help=_CHAT_HELP)] = None,
     input_file: Annotated[
         Path | None, typer.Option("--input", help="Prompts from a file: one a line, or JSONL with a field 'prompt'.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Also store a run folder here, as `vase eval` does.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Also store a run folder here, as `vase eval` does.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Generate text for one prompt, or for each prompt of a file.

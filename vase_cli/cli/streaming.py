@@ -4,7 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 from rich.console import Console, Group
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_STATUS = 0.25
 
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+
 
 class TextStream:
     """Turns token ids into text piece by piece; a character of several tokens comes whole."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._ids: list[int] = []
         self._start = self._read = 0
@@ -100,9 +102,9 @@ class OrderedTexts(RunOutput):
 
 
 class StreamedText(RunOutput):
-    """Prints one text while it is made; ``decode`` turns token ids into text."""
+    """Prints one text while it is made."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Decode) -> None:
         super().__init__()
         self._stream = TextStream(decode)
         self._count = 0
@@ -125,20 +127,12 @@ class TerminalText(StreamedText):
     """Prints one text that grows above a live line of figures; what is between the think tags is dimmed.
 
     Args:
-        decode: turns token ids into text.
         thinking: the prompt has opened ``<think>``.
         budget: tokens per KV head, None for the full cache.
         memory_bytes: memory in use, asked now and then.
     """
 
-    def __init__(
-        self,
-        decode: Callable[[Sequence[int]], str],
-        *,
-        thinking: bool,
-        budget: int | None,
-        memory_bytes: Callable[[], int],
-    ) -> None:
+    def __init__(self, decode: Decode, *, thinking: bool, budget: int | None, memory_bytes: Callable[[], int]) -> None:
         super().__init__(decode)
         self._thinking, self._budget, self._memory_bytes = thinking, budget, memory_bytes
         self._engine: Engine | None = None

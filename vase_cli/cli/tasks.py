@@ -19,10 +19,10 @@ def list_tasks(as_json: AsJson = False) -> None:
         for task in tasks:
             print_json(_facts(task))
         return
-    rows = [
-        (task.name, _count(task), task.grader, str(task.samples), ", ".join(task.groups) or "-", _source(task))
-        for task in tasks
-    ]
+    rows = []
+    for task in tasks:
+        source = "generated" if task.generate is not None else task.hub_id or "-"
+        rows.append((task.name, _count(task), task.grader, str(task.samples), ", ".join(task.groups) or "-", source))
     print_columns(("NAME", "PROBLEMS", "GRADER", "SAMPLES", "GROUPS", "SOURCE"), rows)
 
 
@@ -68,10 +68,6 @@ def _lines(task: Task) -> list[tuple[str, str]]:
         ("version", str(task.version)),
     ]
     return [*lines, ("note", task.note)] if task.note else lines
-
-
-def _source(task: Task) -> str:
-    return "generated" if task.generate is not None else task.hub_id or "-"
 
 
 def _count(task: Task) -> str:
