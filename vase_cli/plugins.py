@@ -6,7 +6,9 @@ it. Each module defines one constant, named after its group (``METHOD``, ``TASK`
 ``vase.tasks``, ``vase.graders`` and ``vase.attention``, whose values name the same kind of object.
 """
 
+import ast
 import importlib
+import inspect
 import pkgutil
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -38,6 +40,30 @@ def load(group: str, name: str) -> Any:
     if entry := _third_party(group).get(name):
         return entry.load()
     raise ConfigError(f"no {kind} '{name}'; {did_you_mean(name, names(group))}")
+
+
+def summary(group: str, name: str) -> str:
+    """First docstring line of the class under ``name``; a built-in's is read from its source, without importing it."""
+    module = _built_in(group).get(name)
+    text = _docstring_in_source(module, _GROUPS[group][1]) if module is not None else None
+    if text is None:
+        text = inspect.cleandoc(load(group, name).__doc__ or "")
+    return text.partition("\n")[0]
+
+
+def _docstring_in_source(module: str, constant: str) -> str | None:
+    """Docstring of the class that a module's constant is; None if the module's own file does not say."""
+    package, _, file = module.rpartition(".")
+    try:
+        body = ast.parse(pkgutil.get_data(package, f"{file}.py") or b"").body
+    except OSError:
+        return None
+    docstrings = {node.name: ast.get_docstring(node) for node in body if isinstance(node, ast.ClassDef)}
+    for node in body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=target)], value=ast.Name(id=name)) if target == constant:
+                return docstrings.get(name)
+    return None
 
 
 def _built_in(group: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 from helpers.cli_examples import Shell, open_shell, read_jsonl, terminal
 
 from vase_cli.bench import cells as bench
-from vase_cli.cli.bench import MEMORY_HEADINGS, SPEED_HEADINGS, TEXT_HEADINGS
+from vase_cli.bench.tables import MEMORY, SPEED, TEXT
 from vase_cli.engine.engine import StaticCache
 
 ENTRY = """\
@@ -140,7 +140,7 @@ def test_the_table_and_what_is_going_on_are_on_stderr(vase: Shell) -> None:
         "1 of 2: random, budget 16, 2 slots, text of 32 tokens",
         "2 of 2: full, 2 slots, text of 32 tokens",
     ]
-    for start, headings in ((3, SPEED_HEADINGS), (8, MEMORY_HEADINGS)):
+    for start, headings in ((3, SPEED), (8, MEMORY)):
         assert lines[start] == "little, random weights, float32, sdpa, cpu"
         assert re.split(r"  +", lines[start + 1]) == list(headings)
         assert lines[start + 2].split()[:4] == ["random", "16", "2", "32"]
@@ -171,7 +171,7 @@ def test_tables_for_a_terminal(vase: Shell, columns: int, monkeypatch: pytest.Mo
     (screen,) = written
     plain = re.sub(r"\x1b\[[0-9;]*m", "", screen)
     assert plain.count("─" * 40) >= 2
-    assert columns < 80 or re.search(" +".join(map(re.escape, SPEED_HEADINGS)), plain)
+    assert columns < 80 or re.search(" +".join(map(re.escape, SPEED)), plain)
     assert "…" not in plain  # no figure is cut off
     assert max(map(len, plain.partition("tokens\n")[2].splitlines())) <= columns
 
@@ -275,7 +275,7 @@ def test_texts_are_compared_with_full_at_equal_memory(vase: Shell) -> None:
         over_text = other["text_tokens_per_s"] / full["text_tokens_per_s"]
         assert other["text_gain"] == pytest.approx(over_text, rel=1e-4)
     heading = next(line for line in outcome.err.splitlines() if line.startswith("method"))
-    assert [one for one in TEXT_HEADINGS if one not in heading] == []
+    assert [one for one in TEXT if one not in heading] == []
 
 
 def test_full_is_compared_with_though_options_are_for_another_method(vase: Shell) -> None:

@@ -17,7 +17,7 @@ from helpers.run_examples import a_sample
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from vase_cli.cli import streaming
-from vase_cli.cli.streaming import RunOutput, TextStream
+from vase_cli.cli.streaming import TerminalText, TextStream
 
 PAUSE = "\x1b[59m"  # a control sequence that changes nothing here
 
@@ -129,11 +129,13 @@ def show(
 ) -> str:
     """What a terminal is sent for a text of these pieces; ``PAUSE`` stands where all pieces were there for a while."""
     with terminal(monkeypatch, "stdout", columns=columns) as written:
-        output = RunOutput(
-            ["a"], lambda ids: "".join(pieces[number] for number in ids), as_json=False, thought_open=thought_open,
-            memory_bytes=lambda: 3 * 2**20, budget=64,
-        )  # fmt: skip
-        with output:
+        output = TerminalText(
+            lambda ids: "".join(pieces[number] for number in ids),
+            thinking=thought_open,
+            budget=64,
+            memory_bytes=lambda: 3 * 2**20,
+        )
+        with output.shown():
             output.start("prompts", 0, 1, None)
             for number in range(len(pieces)):
                 output.tokens([(SimpleNamespace(id="a"), number)])  # type: ignore[list-item]

@@ -1,15 +1,18 @@
-"""The ``vase`` command: parse, call, print. Heavy imports wait until a command needs them."""
+"""The ``vase`` command: parse, call, print. The module of a command is imported when the command is called."""
 
+import atexit
 import contextlib
+import gc
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import vase_cli
-from vase_cli.cli import bench, calibrate, doctor, evaluate, grade, methods, recipes, run, tasks, zoo
 from vase_cli.errors import VaseError
 
 EXIT_INTERRUPTED = 130
@@ -17,23 +20,60 @@ EXIT_INTERRUPTED = 130
 # Not exported; which package it is from depends on Typer's version.
 _UsageError: Any = typer.BadParameter.__base__
 
+# The search for cycles that Python makes as it ends takes a fifth of `vase --help`, and frees nothing of use.
+atexit.register(gc.freeze)
+
+# The commands in the order of the help, with their lines there. The module of the same name holds a function of that
+# name, or a Typer `app` of several commands.
+COMMANDS = {
+    "run": "Generate text for one prompt, or for each prompt of a file.",
+    "eval": "Evaluate a model on tasks, under one eviction method and budget or several side by side.",
+    "bench": "Measure decoding: every method at every budget, number of slots and length of text.",
+    "calibrate": "Measure a model's value states, and fit the thresholds above which a token is an outlier.",
+    "grade": "Grade the stored texts of a run again, without a model; the old grades are kept beside.",
+    "doctor": "Check Python, PyTorch, the device, FlashAttention, the hub, and say which recipes fit this machine.",
+    "methods": "List eviction methods, or show one's options.",
+    "tasks": "List the benchmarks, or show one.",
+    "zoo": "List models, show one, check or copy their files.",
+    "recipes": "List recipes, show one resolved, check or copy their files.",
+}
+
+
+def load_command(name: str) -> Any:
+    """Import a command; returns it as Typer runs it."""
+    identifier = {"eval": "evaluate"}.get(name, name)  # eval is Python's own
+    module = importlib.import_module(f"vase_cli.cli.{identifier}")
+    if hasattr(module, "app"):
+        return typer.main.get_group(module.app)
+    single = typer.Typer(add_completion=False)
+    single.command(name)(getattr(module, identifier))
+    return typer.main.get_command(single)
+
+
+class LazyGroup(TyperGroup):
+    """The commands as the help lists them, each replaced by the real one when it is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: TyperCommand(name, help=summary) for name, summary in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Find the command that the arguments name, and import it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and load_command(str(name)), rest
+
+
+# To check a --help that was not given Typer imports pydantic, unless it has a default.
+_NO_HELP = {"help": False, "methods": {"help": False, "list": {"help": False}}}
+
 app = typer.Typer(
+    cls=LazyGroup,
     help="Run and study reasoning models with a small KV cache.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "default_map": _NO_HELP},
 )
-app.command("run")(run.run)
-app.command("eval")(evaluate.evaluate)
-app.command("bench")(bench.bench)
-app.command("calibrate")(calibrate.calibrate)
-app.command("grade")(grade.grade)
-app.command("doctor")(doctor.doctor)
-app.add_typer(methods.app, name="methods")
-app.add_typer(tasks.app, name="tasks")
-app.add_typer(zoo.app, name="zoo")
-app.add_typer(recipes.app, name="recipes")
 
 
 def _print_version(wanted: bool) -> None:
@@ -48,7 +88,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Run and study reasoning models with a small KV cache."""
+    pass
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

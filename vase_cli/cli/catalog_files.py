@@ -13,7 +13,6 @@ from vase_cli.cli.output import print_columns, print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile, Kind, user_folder
 from vase_cli.errors import ConfigError, VaseError
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text.")]
 ZooFolder = Annotated[Path | None, typer.Option("--zoo", help="Folder of zoo entries, searched first.")]
 RecipesFolder = Annotated[Path | None, typer.Option("--recipes", help="Folder of recipes, searched first.")]
 Names = Annotated[list[str] | None, typer.Argument(help="Names or .yaml files; all of them if none.")]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.evaluate import print_summary
+from vase_cli.cli.output import print_summary
 
 
 def grade(

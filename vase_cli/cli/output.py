@@ -1,14 +1,25 @@
 """Results on stdout, all else on stderr: for a terminal with rich, for a pipe as plain text."""
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vase_cli.reports.tables import Table
+if TYPE_CHECKING:
+    from vase_cli.reports.tables import Table
+    from vase_cli.runs.schema import Summary
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text.")]
 
 
-def print_table(table: Table, *, err: bool = False) -> None:
+def print_json(record: Mapping[str, Any]) -> None:
+    """Print one line of JSON on stdout."""
+    typer.echo(json.dumps(record, ensure_ascii=False))
+
+
+def print_table(table: "Table", *, err: bool = False) -> None:
     """Print a table on stdout, or on stderr."""
     if (sys.stderr if err else sys.stdout).isatty():
         from rich.console import Console
@@ -20,7 +31,19 @@ def print_table(table: Table, *, err: bool = False) -> None:
 
 def print_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print columns of text on stdout, the same on a terminal and in a pipe."""
+    from vase_cli.reports.tables import Table
+
     typer.echo("\n".join(Table(headings, rows, left=len(headings)).lines()))
+
+
+def print_summary(summary: "Summary", *, as_json: bool) -> None:
+    """Print the summary of a run on stdout: a table, or one line of JSON."""
+    from vase_cli.evaluation.summary_table import summary_table
+
+    if as_json:
+        print_json(summary.model_dump())
+    else:
+        print_table(summary_table(summary))
 
 
 def print_notes(notes: Sequence[str]) -> None:

@@ -3,12 +3,11 @@
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
     from vase_cli.runs.schema import Sample
@@ -18,10 +17,9 @@ _SECONDS_OF_SPEED = 10.0
 
 
 class EvalProgress:
-    """Samples done, accuracy so far, tokens per second and the time that is left; a context manager."""
+    """Samples done, accuracy so far where they are graded, tokens per second, time left; a context manager."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -29,12 +27,9 @@ class EvalProgress:
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
-            disable=not self._live,
+            disable=not sys.stderr.isatty(),
         )
-        self._task: TaskID | None = None
-        self._name = ""
-        self._finished = self._planned = self._graded = self._correct = 0
-        self._tokens = 0
+        self._graded = self._correct = self._tokens = 0
         self._speed_since = self._line_since = time.monotonic()
         self._speed = 0.0
 
@@ -42,31 +37,29 @@ class EvalProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._bar.stop()
-        if kind is KeyboardInterrupt and self._planned:
+        if kind is KeyboardInterrupt and self._bar.tasks:
+            task = self._bar.tasks[-1]
             typer.echo(
-                f"stopped at {self._finished} of {self._planned} samples of {self._name}, all stored; "
+                f"stopped at {task.completed} of {task.total} samples of {task.description}, all stored; "
                 "the same command goes on from there",
                 err=True,
             )
 
     def note(self, line: str) -> None:
         """One line the user should read."""
-        if self._live:
-            self._bar.console.print(line, style="dim", markup=False, highlight=False)
-        else:
+        if self._bar.disable:
             typer.echo(line, err=True)
+        else:
+            self._bar.console.print(line, style="dim", markup=False, highlight=False)
 
     def start(self, task: str, finished: int, planned: int, engine: object) -> None:
         """A task begins, with so many of its planned samples stored already."""
-        self._name, self._finished, self._planned = task, finished, planned
         self._graded = self._correct = 0
         if finished:
             self.note(f"{task}: {finished} of {planned} samples are stored already")
-        self._task = self._bar.add_task(task, total=planned, completed=finished, figures="")
+        self._bar.add_task(task, total=planned, completed=finished, figures="")
 
     def tokens(self, tokens: Sequence[object]) -> None:
         """These tokens were generated."""
@@ -76,31 +69,20 @@ class EvalProgress:
             self._speed = self._tokens / (now - self._speed_since)
             self._tokens, self._speed_since = 0, now
             self._show(0)
-        if not self._live and now - self._line_since >= _SECONDS_BETWEEN_LINES:
-            self._line_since = now
-            self.note(f"{self._name}: {self._finished} of {self._planned} samples, {self._figures()}")
+        if self._bar.disable and now - self._line_since >= _SECONDS_BETWEEN_LINES:
+            self._line_since, task = now, self._bar.tasks[-1]
+            self.note(f"{task.description}: {task.completed} of {task.total} samples, {self._figures()}")
 
     def sample(self, sample: "Sample | None") -> None:
-        """A sample was finished, graded and stored."""
-        self._finished += 1
+        """A sample was finished, graded if there is a grader, and stored; None: a text was measured."""
         if sample is not None:
-            self._graded += 1
+            self._graded += sample.grade is not None
             self._correct += sample.grade == "correct"
         self._show(1)
 
     def _show(self, advance: int) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, advance=advance, figures=self._figures())
+        self._bar.update(self._bar.tasks[-1].id, advance=advance, figures=self._figures())
 
     def _figures(self) -> str:
         accuracy = f"{self._correct / self._graded:.0%} right so far, " if self._graded else ""
         return f"{accuracy}{self._speed:,.0f} tokens/s"
-
-
-class CalibrationProgress(EvalProgress):
-    """Texts done, tokens per second and the time that is left; nothing is graded."""
-
-    def sample(self, sample: "Sample | None") -> None:
-        """A text was finished and measured."""
-        self._finished += 1
-        self._show(1)

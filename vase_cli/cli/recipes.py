@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from vase_cli.cli import catalog_files
-from vase_cli.cli.catalog_files import AsJson, Destination, Force, Names, RecipesFolder, ZooFolder, cell, value_rows
-from vase_cli.cli.output import print_columns, print_notes
+from vase_cli.cli.catalog_files import Destination, Force, Names, RecipesFolder, ZooFolder, cell, value_rows
+from vase_cli.cli.output import AsJson, print_columns, print_notes
 from vase_cli.config.budget import resolve_budget
 from vase_cli.config.catalog import Catalog, CatalogFile
 from vase_cli.config.method_options import make_method

@@ -1,56 +1,30 @@
 """``vase run``: prompts in, text out."""
 
-import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.evaluate import DEFAULT_RECIPE
 from vase_cli.errors import ConfigError, DataError, RunError, decode_text
 
-_TASK = "prompts"
+if TYPE_CHECKING:
+    from vase_cli.engine.assembly import Assembly
+    from vase_cli.evaluation.evaluate import TaskPart
+
+_CHAT_HELP = "Through the chat template, or the prompt as it is; chat where there is one."
 
 
+@options.with_overrides("methods", "budgets")
 def run(
-    context: typer.Context,
+    overrides: options.Overrides,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; left out, it is read from stdin.")] = None,
-    recipe: options.RecipeName = None,
-    model: options.Model = None,
-    think: options.Think = None,
-    system: options.System = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw", help="Through the chat template, or the prompt as it is; chat where there is one."
-        ),
-    ] = None,
-    zoo: options.Zoo = None,
-    recipes: options.Recipes = None,
-    method: options.Method = None,
-    budget: options.Budget = None,
-    option: options.MethodOptions = None,
-    window: options.Window = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    max_total_tokens: options.MaxTotalTokens = None,
-    slots: options.Slots = None,
-    dtype: options.DType = None,
-    attention: options.AttentionName = None,
-    compile_decode: options.Compile = None,
-    device: options.Device = None,
+    chat: Annotated[bool | None, typer.Option("--chat/--raw", help=_CHAT_HELP)] = None,
     input_file: Annotated[
         Path | None, typer.Option("--input", help="Prompts from a file: one a line, or JSONL with a field 'prompt'.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Also store a run folder here, as `vase eval` does.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Also store a run folder here, as `vase eval` does.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Generate text for one prompt, or for each prompt of a file.
@@ -58,51 +32,62 @@ def run(
     With nothing named it runs the embedded model. On a terminal the text streams; in a pipe it is text only.
     """
     prompts = _read_prompts(prompt, input_file)
-    if recipe is None and model is None and not (recipe := os.environ.get("VASE_RECIPE")):
-        recipe = DEFAULT_RECIPE
-        typer.echo(
-            f"no model named: {DEFAULT_RECIPE} answers, which solves one kind of problem only (`vase tasks show "
-            "recurrence`); name another with --recipe or --model",
-            err=True,
-        )
-    resolved, entry = options.resolve(recipe, options.overrides(context.params), zoo=zoo, recipes=recipes)
-    assembly = options.assemble(resolved, entry)
+    recipe, entry = overrides.with_recipe(_embedded).resolve(overrides.changes())
 
-    from vase_cli.cli.streaming import RunOutput
-    from vase_cli.evaluation.evaluate import TaskPart, encode_prompt, evaluate
-    from vase_cli.tasks.base import Problem, ProblemSet, Task
+    from vase_cli.cli import streaming
+    from vase_cli.engine.assembly import Assembly
+    from vase_cli.evaluation.evaluate import encode_prompt, evaluate
 
-    task = Task(name=_TASK, title="prompts of the user", hub=(), count=None, license="", url="", grader="", samples=1)
-    problems = tuple(Problem(str(index), text, "") for index, text in enumerate(prompts))
-    source = "command line" if input_file is None else str(input_file)
-    part = assembly.part(None, max_new_tokens=None, max_total_tokens=task.max_total_tokens)
-    if chat and not assembly.tokenizer.has_chat_template:
+    assembly = Assembly(recipe, entry)
+    task_part = _task_part(assembly, prompts, "command line" if input_file is None else str(input_file))
+    templated = assembly.tokenizer.has_chat_template
+    if chat and not templated:
         raise ConfigError(f"--chat: {entry.name} has no chat template; leave it out, the prompt is then given as it is")
-    raw = not assembly.tokenizer.has_chat_template if chat is None else not chat
-    ids = [f"{_TASK}/{problem.id}/0" for problem in problems]
-    output = RunOutput(
-        ids,
-        assembly.tokenizer.decode,
-        as_json=as_json,
-        thought_open=encode_prompt(assembly, prompts[0], raw=raw).thought_open,
-        memory_bytes=assembly.memory_bytes,
-        budget=None if part.budget is None else part.budget.tokens,
-    )
-    with output:
-        finished = evaluate(
-            assembly,
-            [TaskPart(task, ProblemSet(_TASK, problems, source), 1, part)],
-            root=out,
-            command=sys.argv,
-            progress=output,
-            raw=raw,
+    raw = not (templated if chat is None else chat)
+    ids = [f"{task_part.task.name}/{problem.id}/0" for problem in task_part.problems.problems]
+    output: streaming.RunOutput
+    if as_json:
+        output = streaming.RunOutput()
+    elif len(prompts) > 1:
+        output = streaming.OrderedTexts(ids)
+    elif not sys.stdout.isatty():
+        output = streaming.StreamedText(assembly.tokenizer.decode)
+    else:
+        output = streaming.TerminalText(
+            assembly.tokenizer.decode,
+            thinking=encode_prompt(assembly, prompts[0], raw=raw).thought_open,
+            budget=None if task_part.part.budget is None else task_part.part.budget.tokens,
+            memory_bytes=assembly.memory_bytes,
         )
-        for identifier in output.unseen():
-            output.stored(finished.samples[identifier])
+    with output.shown():
+        finished = evaluate(assembly, [task_part], root=out, command=sys.argv, progress=output, raw=raw)
+        for identifier in ids:
+            if identifier not in output.printed:  # an earlier run has stored it
+                output.sample(finished.samples[identifier])
     if finished.path is not None:
         typer.echo(f"run folder: {finished.path}", err=True)
     if output.failed:
         raise RunError(f"{output.failed} of {len(prompts)} prompts failed")
+
+
+def _embedded() -> str:
+    typer.echo(
+        f"no model named: {options.DEFAULT_RECIPE} answers, which solves one kind of problem only (`vase tasks show "
+        "recurrence`); name another with --recipe or --model",
+        err=True,
+    )
+    return options.DEFAULT_RECIPE
+
+
+def _task_part(assembly: "Assembly", prompts: list[str], source: str) -> "TaskPart":
+    """The prompts as the problems of a task without a grader, so that they run and are stored as any others."""
+    from vase_cli.evaluation.evaluate import TaskPart
+    from vase_cli.tasks.base import Problem, ProblemSet, Task
+
+    task = Task("prompts", "prompts of the user", hub=(), count=None, license="", url="", grader="", samples=1)
+    problems = tuple(Problem(str(index), prompt, "") for index, prompt in enumerate(prompts))
+    part = assembly.part(None, max_new_tokens=None, max_total_tokens=task.max_total_tokens)
+    return TaskPart(task, ProblemSet(task.name, problems, source), 1, part)
 
 
 def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:

@@ -1,32 +1,33 @@
 """Text on stdout while ``vase run`` makes it."""
 
-import json
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from vase_cli.cli.output import print_json
+from vase_cli.device import readable_bytes
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.live import Live
-
     from vase_cli.engine.engine import Engine
     from vase_cli.engine.requests import Request
     from vase_cli.runs.schema import Sample
 
 _SECONDS_BETWEEN_STATUS = 0.25
 
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+
 
 class TextStream:
-    """Turns token ids into text piece by piece; a character of several tokens comes whole.
+    """Turns token ids into text piece by piece; a character of several tokens comes whole."""
 
-    ``decode`` turns ids into text.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._ids: list[int] = []
         self._start = self._read = 0
@@ -49,51 +50,20 @@ class TextStream:
 
 
 class RunOutput:
-    """Prints a run's texts: one prompt as it is made, several in the order of the prompts, or JSON as they finish.
+    """The progress of a run: prints a record as a line of JSON when it is finished.
 
-    Args:
-        ids: the requests' ids in the order of the prompts.
-        decode: turns token ids into text.
-        as_json: one JSON object a line.
-        thought_open: the prompt already opened ``<think>``, where there is one prompt.
-        memory_bytes: memory in use, asked now and then.
-        budget: tokens per KV head, None for the full cache.
+    Attributes:
+        printed: ids of what was printed.
+        failed: how many prompts ended in an error.
     """
 
-    def __init__(
-        self,
-        ids: Sequence[str],
-        decode: Callable[[Sequence[int]], str],
-        *,
-        as_json: bool,
-        thought_open: bool,
-        memory_bytes: Callable[[], int],
-        budget: int | None,
-    ) -> None:
-        self._ids = tuple(ids)
-        self._waiting = list(ids)
-        self._seen: set[str] = set()
-        self._texts: dict[str, str] = {}
-        self._as_json = as_json
-        self._memory_bytes = memory_bytes
-        self._budget = budget
-        self._stream = TextStream(decode) if len(ids) == 1 and not as_json else None
-        self._terminal = _Terminal(thought_open) if self._stream and sys.stdout.isatty() else None
-        self._engine: Engine | None = None
-        self._started = self._shown = 0.0
-        self._count = 0
+    def __init__(self) -> None:
+        self.printed: set[str] = set()
         self.failed = 0
 
-    def __enter__(self) -> Self:
-        if self._terminal:
-            self._terminal.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._terminal:
-            self._terminal.stop()
+    def shown(self) -> contextlib.AbstractContextManager[None]:
+        """The context in which the run takes place."""
+        return contextlib.nullcontext()
 
     def note(self, line: str) -> None:
         """A line about the run: on stderr, and only for a person, but for a warning."""
@@ -102,106 +72,116 @@ class RunOutput:
 
     def start(self, task: str, finished: int, planned: int, engine: "Engine | None") -> None:
         """Generation begins."""
-        self._engine = engine
-        self._started = time.monotonic()
 
     def tokens(self, tokens: Sequence[tuple["Request", int]]) -> None:
-        """New tokens: text at once if there is one prompt."""
-        self._count += len(tokens)
-        if self._stream is not None:
-            for _, token_id in tokens:
-                self._write(self._stream.add(token_id))
-        now = time.monotonic()
-        if self._terminal and now - self._shown >= _SECONDS_BETWEEN_STATUS:
-            self._shown = now
-            self._terminal.status(self._status(now))
+        """New tokens of some requests."""
 
     def sample(self, sample: "Sample | None") -> None:
-        """A text is finished."""
-        assert sample is not None
-        self._seen.add(sample.id)
+        """A text is finished, now or by an earlier run."""
+        assert sample is not None  # a prompt is always stored as one
+        self.printed.add(sample.id)
         if sample.error:
             self.failed += 1
             typer.echo(f"vase: {sample.error}", err=True)
-        if self._as_json:
-            typer.echo(json.dumps(dict(sample), ensure_ascii=False))
-        elif self._stream is not None:
-            self._write(self._stream.finish() + "\n")
-        else:
-            self._texts[sample.id] = sample.text
-            while self._waiting and self._waiting[0] in self._texts:
-                typer.echo(self._texts.pop(self._waiting.pop(0)))
+        self._print(sample)
 
-    def unseen(self) -> list[str]:
-        """Ids of the texts that were not generated now: an earlier run stored them."""
-        return [identifier for identifier in self._ids if identifier not in self._seen]
+    def _print(self, sample: "Sample") -> None:
+        print_json(dict(sample))
 
-    def stored(self, sample: "Sample") -> None:
-        """A text that an earlier run stored."""
-        if self._stream is not None:
-            self._write(sample.text)
-        self.sample(sample)
+
+class OrderedTexts(RunOutput):
+    """Prints texts in the order of ``ids``, each as soon as those before it are printed."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        super().__init__()
+        self._waiting = list(ids)
+        self._texts: dict[str, str] = {}
+
+    def _print(self, sample: "Sample") -> None:
+        self._texts[sample.id] = sample.text
+        while self._waiting and self._waiting[0] in self._texts:
+            typer.echo(self._texts.pop(self._waiting.pop(0)))
+
+
+class StreamedText(RunOutput):
+    """Prints one text while it is made."""
+
+    def __init__(self, decode: Decode) -> None:
+        super().__init__()
+        self._stream = TextStream(decode)
+        self._count = 0
+
+    def tokens(self, tokens: Sequence[tuple["Request", int]]) -> None:
+        """Print what became certain."""
+        self._count += len(tokens)
+        for _, token_id in tokens:
+            self._write(self._stream.add(token_id))
+
+    def _print(self, sample: "Sample") -> None:
+        self._write((self._stream.finish() if self._count else sample.text) + "\n")
 
     def _write(self, text: str) -> None:
-        if self._terminal:
-            self._terminal.write(text)
-        else:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-
-    def _status(self, now: float) -> str:
-        from vase_cli.device import readable_bytes
-
-        held = next(iter(self._engine.held().values()), (0, 0)) if self._engine else (0, 0)
-        speed = self._count / max(now - self._started, 1e-9)
-        budget = f"/{self._budget:,}" if self._budget is not None else ""
-        return (
-            f"{self._count:,} tokens, {speed:,.1f} tokens/s, {held[0]:,}{budget} cached, {held[1]} cuts, "
-            f"{readable_bytes(self._memory_bytes())}"
-        )
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
-class _Terminal:
-    """Text that grows above one live line; what is between ``<think>`` and ``</think>`` is dimmed."""
+class TerminalText(StreamedText):
+    """Prints one text that grows above a live line of figures; what is between the think tags is dimmed.
 
-    def __init__(self, thinking: bool) -> None:
-        self._thinking = thinking
-        self._pending = ""
-        self._line: Any = None
-        self._status = ""
-        self._console: Console | None = None
-        self._live: Live | None = None
+    Args:
+        thinking: the prompt has opened ``<think>``.
+        budget: tokens per KV head, None for the full cache.
+        memory_bytes: memory in use, asked now and then.
+    """
 
-    def start(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-
+    def __init__(self, decode: Decode, *, thinking: bool, budget: int | None, memory_bytes: Callable[[], int]) -> None:
+        super().__init__(decode)
+        self._thinking, self._budget, self._memory_bytes = thinking, budget, memory_bytes
+        self._engine: Engine | None = None
+        self._started = self._refreshed = 0.0
+        self._figures = self._pending = ""
         self._line = Text()
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, refresh_per_second=8, transient=True)
-        self._live.start()
 
-    def stop(self) -> None:
-        if self._live and self._console:
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """The live line; it goes at the end, and the last line of the text stays."""
+        self._live.start()
+        try:
+            yield
+        finally:
             self._append(self._pending)
-            self._pending = ""
             self._live.stop()
             if self._line.plain:
                 self._console.print(self._line, soft_wrap=True)
 
-    def status(self, text: str) -> None:
-        self._status = text
-        self._refresh()
+    def start(self, task: str, finished: int, planned: int, engine: "Engine | None") -> None:
+        """Start the clock."""
+        self._engine, self._started = engine, time.monotonic()
 
-    def write(self, text: str) -> None:
+    def tokens(self, tokens: Sequence[tuple["Request", int]]) -> None:
+        """Print what became certain, and now and then how it goes."""
+        super().tokens(tokens)
+        now = time.monotonic()
+        if now - self._refreshed >= _SECONDS_BETWEEN_STATUS:
+            self._refreshed = now
+            cached, cuts = next(iter(self._engine.held().values()), (0, 0)) if self._engine else (0, 0)
+            budget = "" if self._budget is None else f"/{self._budget:,}"
+            self._figures = (
+                f"{self._count:,} tokens, {self._count / max(now - self._started, 1e-9):,.1f} tokens/s, "
+                f"{cached:,}{budget} cached, {cuts} cuts, {readable_bytes(self._memory_bytes())}"
+            )
+            self._refresh()
+
+    def _write(self, text: str) -> None:
         self._pending += text
         while (tag := "</think>" if self._thinking else "<think>") in self._pending:
             before, self._pending = self._pending.split(tag, 1)
-            self._append(before + tag, thinking=True) if self._thinking else self._append(before)
-            if not self._thinking:
-                self._append(tag, thinking=True)
-            self._thinking = not self._thinking
+            self._append(before)
+            self._thinking = True  # for either tag is dimmed
+            self._append(tag)
+            self._thinking = tag == "<think>"
         # A tag may be cut between two pieces of text: what could be its beginning waits.
         keep = max((size for size in range(1, len(tag)) if self._pending.endswith(tag[:size])), default=0)
         ready = self._pending[: len(self._pending) - keep]
@@ -209,21 +189,14 @@ class _Terminal:
         self._append(ready)
         self._refresh()
 
-    def _append(self, text: str, *, thinking: bool | None = None) -> None:
-        style = "dim" if (self._thinking if thinking is None else thinking) else ""
-        *whole, rest = text.split("\n")
-        for line in whole:
-            self._line.append(line, style=style)
-            if self._console:
-                self._console.print(self._line, soft_wrap=True)
-            self._line = type(self._line)()
-        self._line.append(rest, style=style)
+    def _append(self, text: str) -> None:
+        self._line.append(text, style="dim" if self._thinking else "")
+        if "\n" in text:
+            *whole, self._line = self._line.split(allow_blank=True)
+            for line in whole:
+                self._console.print(line, soft_wrap=True)
 
     def _refresh(self) -> None:
-        from rich.console import Group
-        from rich.text import Text
-
-        if self._live and self._console:
-            # Of a line longer than the screen the end is what one wants to see; stop() prints it whole.
-            tail = self._line[-self._console.width * max(self._console.height - 2, 1) // 2 :]
-            self._live.update(Group(tail, Text(self._status, style="reverse", no_wrap=True)))
+        # Of a line longer than the screen the end is what one wants to see; at the end it is printed whole.
+        tail = self._line[-self._console.width * max(self._console.height - 2, 1) // 2 :]
+        self._live.update(Group(tail, Text(self._figures, style="reverse", no_wrap=True)))

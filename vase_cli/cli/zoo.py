@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from vase_cli.cli import catalog_files
-from vase_cli.cli.catalog_files import AsJson, Destination, Force, Names, ZooFolder, cell, record_json, value_rows
-from vase_cli.cli.output import print_columns, print_notes
+from vase_cli.cli.catalog_files import Destination, Force, Names, ZooFolder, cell, record_json, value_rows
+from vase_cli.cli.output import AsJson, print_columns, print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile
 from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelEntry

@@ -21,6 +21,12 @@ _OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n]*(\]?)[ \t\r\n]*")
 _SEPARATOR = re.compile(r"[ \t\r\n]*([,\]])[ \t\r\n]*")
 
 
+def named_data(data: Path | None) -> Path | None:
+    """Where problems are looked for: in ``data``, else in ``$VASE_DATA``; None where neither is given."""
+    named = str(data) if data is not None else os.environ.get("VASE_DATA", "")
+    return Path(named).expanduser() if named else None
+
+
 def find_data(task: str, data: Path | None) -> Path | None:
     """The local file that holds a task's rows: of ``data``, else of ``$VASE_DATA``, else None (the hub).
 
@@ -30,11 +36,10 @@ def find_data(task: str, data: Path | None) -> Path | None:
     Raises:
         DataError: no such file or folder, or a file that is named after another task.
     """
-    name = str(data) if data is not None else os.environ.get("VASE_DATA", "")
-    if not name:
+    path = named_data(data)
+    if path is None:
         return None
-    origin = name if data is not None else f"$VASE_DATA ({name})"
-    path = Path(name).expanduser()
+    origin = str(data) if data is not None else f"$VASE_DATA ({os.environ['VASE_DATA']})"
     if path.is_dir():
         found = next((file for suffix in SUFFIXES if (file := path / f"{task}{suffix}").is_file()), None)
         if found is None and data is not None:

@@ -1,0 +1,79 @@
+"""The records of a benchmark as tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from vase_cli.reports.numbers import number, percent, rate, size
+from vase_cli.reports.tables import Table
+
+# By heading: a key of the record, and how its value is written.
+Columns: TypeAlias = dict[str, tuple[str, Callable[[Any], str]]]
+
+_digits, _times = partial(number, digits=2), partial(number, digits=2, unit="x")
+_CELL: Columns = {"method": ("method", str), "budget": ("budget", number)}
+SPEED: Columns = _CELL | {
+    "slots": ("slots", str),
+    "text": ("context", number),
+    "step ms": ("step_ms_median", _digits),
+    "p95": ("step_ms_p95", _digits),
+    "mean": ("step_ms_mean", _digits),
+    "tokens/s": ("tokens_per_s", rate),
+    "floor": ("floor_ms", _digits),
+    "ratio": ("ratio", _digits),
+    "cuts": ("cut_share", percent),
+}
+MEMORY: Columns = _CELL | {
+    "slots": ("slots", str),
+    "text": ("context", number),
+    "prefill/s": ("prefill_tokens_per_s", rate),
+    "peak": ("peak_bytes", size),
+    "planned": ("planned_bytes", size),
+    "cache": ("cache_bytes", size),
+    "slots that fit": ("slots_fit", number),
+}
+TEXT: Columns = _CELL | {
+    "text": ("text", number),
+    "slots": ("slots_fit", number),
+    "tokens/s": ("tokens_per_s", rate),
+    "over text": ("text_tokens_per_s", rate),
+    "gain": ("gain", _times),
+    "gain over text": ("text_gain", _times),
+    "ratio": ("ratio", _digits),
+    "peak": ("peak_bytes", size),
+}
+_SPEED_NOTE = (
+    "Step ms: median, 95th percentile, and mean over the whole loop, cuts included. Floor: bytes of weights and live "
+    "keys and values of a step over the copy bandwidth; ratio: mean over floor. Cuts: share of the time."
+)
+_MEMORY_NOTE = "Prefill/s: prompt tokens a second. Peak and planned: weights included."
+_TEXT_NOTE = (
+    "All slots that the memory holds. Tokens/s: at the end of the text, and over the whole of it (slots over the mean "
+    "step at 1/8, 3/8, 5/8 and 7/8). Gain: over full at the same text. Ratio: mean step over floor, at the end."
+)
+
+
+def bench_tables(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> list[Table]:
+    """The tables of a benchmark of whole texts, or else of its speed and its memory."""
+    weights = ", random weights" if summary["random_weights"] else ""
+    title = f"{summary['model']}{weights}, {summary['dtype']}, {summary['attention']}, {summary['device']}"
+    if records[0]["kind"] == "text":
+        return [_table(TEXT, records, title, _TEXT_NOTE, status_in="tokens/s")]
+    return [
+        _table(SPEED, records, title, _SPEED_NOTE, status_in="step ms"),
+        _table(MEMORY, records, title, _MEMORY_NOTE),
+    ]
+
+
+def _table(
+    columns: Columns, records: Sequence[Mapping[str, Any]], title: str, note: str, status_in: str | None = None
+) -> Table:
+    """One row a record; where a cell failed, its status stands in one of the columns."""
+    rows = [
+        [
+            record["status"] if heading == status_in and record["status"] != "ok" else write(record[key])
+            for heading, (key, write) in columns.items()
+        ]
+        for record in records
+    ]
+    return Table(list(columns), rows, title, [note])
