@@ -172,7 +172,7 @@ def test_flash_attention_refuses_what_its_kernels_cannot_do(
 
 @pytest.fixture
 def without_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "usable", lambda tensor: tensor.is_cuda)
+    monkeypatch.setattr(kernels, "usable_on", lambda device: device.type == "cuda")
 
 
 @pytest.mark.usefixtures("without_interpreter")

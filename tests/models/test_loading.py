@@ -176,7 +176,7 @@ def test_the_mlp_that_is_planned_with_is_what_one_token_uses(
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
 def test_weights_have_the_dtype_that_was_asked_for(stored: str, asked: str, model_folder: MakeFolder):
     model = load_folder(model_folder("qwen3", dtype=stored), asked)
-    assert model.facts.dtype == asked and model.dtype == getattr(torch, asked)
+    assert model.facts.dtype == asked and model.facts.torch_dtype == getattr(torch, asked)
     assert {parameter.dtype for parameter in model._model.parameters()} == {getattr(torch, asked)}
     assert logits(model).dtype == getattr(torch, asked)
 

@@ -279,7 +279,7 @@ def _finished(
         "weights": weights_digest(entry),
         "shape": dataclasses.asdict(assembly.facts.shape),
         "dtype": assembly.facts.dtype,
-        "device": assembly.device_name(),
+        "device": assembly.hardware.name,
         "task": task_part.task.name,
         "problems": len(task_part.problems.problems),
         "texts": examined.texts,

@@ -22,7 +22,8 @@ from vase_cli.reports.numbers import number, percent, rate, size
 from vase_cli.reports.tables import Table
 
 if TYPE_CHECKING:
-    from vase_cli.bench.cells import Bench, Cell, Steps
+    from vase_cli.bench.cells import Cell, Steps
+    from vase_cli.bench.records import Bench
 
 _BENCH = "Benchmark"
 _DEFAULT_CONTEXT = 8192
@@ -141,14 +142,15 @@ def bench(
     counts = [check_given("slots", options.slot_count(count)) for count in options.listed(slots)]
     counts = counts or [compared[0][0].slots]
 
-    from vase_cli.bench.cells import Bench, make_steps
+    from vase_cli.bench.cells import make_steps
+    from vase_cli.bench.records import Bench
 
     bench_steps = make_steps(compared[0][0].window, warmup, steps)
     cells = _cells(compared, bench_steps, counts, lengths, of_texts=bool(text), random=shape is not None)
     first = cells[0].assembly
     memory_bytes = None if memory is None else int(memory * _GIB)
     measured = Bench(first.device, bench_steps, prefill_tokens=prefill, memory_bytes=memory_bytes)
-    typer.echo(f"{first.device_name()}: copies move {measured.bandwidth / 1e9:,.0f} GB/s", err=True)
+    typer.echo(f"{first.hardware.name}: copies move {measured.bandwidth / 1e9:,.0f} GB/s", err=True)
     _run(measured, cells, out)
 
 

@@ -85,7 +85,7 @@ def run(
         assembly.tokenizer.decode,
         as_json=as_json,
         thought_open=encode_prompt(assembly, prompts[0], raw=raw).thought_open,
-        memory_bytes=assembly.memory_bytes,
+        memory_bytes=assembly.hardware.memory_bytes,
         budget=None if part.budget is None else part.budget.tokens,
     )
     with output:

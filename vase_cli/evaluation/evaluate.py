@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vase_cli import plugins
-from vase_cli.engine.assembly import Assembly, Part, add_stats, measured
+from vase_cli.engine.assembly import Assembly, Part, measured
 from vase_cli.engine.cache import CacheShape
+from vase_cli.engine.device import gpu_names
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.requests import Completion, EngineStats, NewTokens, Notice, Request
 from vase_cli.errors import ConfigError, DataError
@@ -210,7 +211,7 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
             }
             for one in parts
         ],
-        **environment(assembly.gpus()),
+        **environment(gpu_names()),
         "started_at": now(),
         "command": list(command),
     }
@@ -234,7 +235,7 @@ class _Session:
         self._current = EngineStats()
         self._cache: CacheShape | None = None
         self._samples = 0
-        assembly.reset_peak()
+        assembly.hardware.reset_peak()
 
     def engine(self, part: Part, longest_prompt_tokens: int, progress: Progress) -> Engine:
         """An engine for a part, whose figures are taken from here on; the first one loads the model."""
@@ -242,7 +243,7 @@ class _Session:
         if self._cache is None:
             progress.note(decoding)
         engine = self.assembly.engine(part, slots=self.slots, longest_prompt_tokens=longest_prompt_tokens)
-        self._stats = add_stats(self._stats, self._current)
+        self._stats += self._current
         self._current = engine.stats
         if self._cache is None or engine.cache.shape.bytes > self._cache.bytes:
             self._cache = engine.cache.shape
@@ -270,7 +271,7 @@ class _Session:
     def write(self) -> None:
         """Write the session's line, if anything was computed."""
         if self._folder is not None and self._cache is not None:
-            stats = add_stats(self._stats, self._current)
+            stats = self._stats + self._current
             self._folder.record_session(
                 measured(self.assembly, stats, slots=self.slots, samples=self._samples, cache=self._cache)
             )
