@@ -80,6 +80,9 @@ def test_a_timed_engine_counts_each_step_and_its_cuts(model_folder: Callable[...
     assert sum(one.cuts for one in completions) == engine.stats.cuts
     engine.timer.clear()
     assert engine.timer.step_ms() == []
+    plain = make_engine(model, "vase-attnv")
+    list(plain.generate(make_requests()))
+    assert plain.timer.step_ms() == plain.timer.cut_ms() == []
 
 
 def test_occupied_rows_decode_as_if_they_were_prefilled(model_folder: Callable[..., Path]):

@@ -193,6 +193,8 @@ def test_auto_dtype_is_float32_on_the_cpu_and_the_checkpoints_own_on_a_gpu(store
     assert describe(named, None, CPU).dtype == "float32", "a zoo entry says what the weights are, not what a CPU likes"
     assert describe(named, None, torch.device("cuda", 0)).dtype == "float16"
     assert describe(named, "bfloat16", CPU).dtype == "bfloat16"
+    mps = torch.device("mps")
+    assert (describe(entry, None, mps).dtype, describe(named, None, mps).dtype) == ("float32", "float16")
 
 
 def test_a_device_that_is_not_there_is_refused():

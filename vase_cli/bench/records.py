@@ -154,10 +154,10 @@ class Bench:
 
     def _over_text(self, cell: Cell, engine: Engine, at_end: Mapping[str, Any]) -> float:
         """Tokens a second over the whole text."""
-        means_ms = []
+        means_ms, cut_at = [], engine.settings.cut_at
         for share in _TEXT_SHARES:
             point = min(int((cell.text or 0) * share), cell.context)
-            if cell.budget is not None and point >= cell.budget + cell.assembly.recipe.window:
+            if cut_at is not None and point >= cut_at:
                 means_ms.append(at_end["step_ms_mean"])  # from here on a row holds as much as at the end
             else:
                 means_ms.append(self._measure_rows(cell, engine, point)["step_ms_mean"])
