@@ -32,7 +32,7 @@ FLAT = {"errors", "plugins", "randomness", "device", "tensor_files"}
 
 # What a room may use of the product, where that is less than its row allows.
 OWN = {
-    "eviction": {"eviction", "kernels", "errors"},
+    "eviction": {"eviction", "randomness", "kernels", "errors"},
     "graders": {"graders", "errors", "plugins"},
     "tasks": {"tasks", "errors", "plugins"},
     "attention": {"attention", "kernels"},

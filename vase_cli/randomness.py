@@ -5,7 +5,7 @@ on the host; the counters (layer, head, position, vocabulary index, ...) are mix
 is no state, so a draw does not depend on batch order, batch size, or a restart, and the CPU and the GPU
 give the same bits: all arithmetic is on 64-bit integers that wrap.
 
-The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+The mixing function is the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 """
 
 import hashlib
@@ -103,9 +103,9 @@ class SequenceNoise:
             text_tokens: (N,) int64 for numbers of this cut; None for numbers that stay the same for the sequence.
         """
         if kernels.usable(self._keys):
-            from vase_cli.kernels import scores
+            from vase_cli.kernels.token_scores import sequence_uniforms
 
-            return normal(scores.sequence_uniforms(self._keys, self._layers, text_tokens, count))
+            return normal(sequence_uniforms(self._keys, self._layers, text_tokens, count))
         numbers = torch.arange(count, device=self._keys.device)[None]
         return normal(self._uniform((numbers,) if text_tokens is None else (text_tokens[:, None], numbers)))
 
@@ -122,9 +122,9 @@ class SequenceNoise:
             weights: (N, H, C) float32, not negative, whose logarithms are added; None for none.
         """
         if kernels.usable(positions):
-            from vase_cli.kernels import scores
+            from vase_cli.kernels.token_scores import token_gumbel
 
-            return scores.token_gumbel(self._keys, self._layers, text_tokens, positions, rows, candidates, weights)
+            return token_gumbel(self._keys, self._layers, text_tokens, positions, rows, candidates, weights)
         heads = torch.arange(positions.shape[1], device=positions.device)
         noise = self.gumbel(text_tokens[:, None, None], heads[:, None], positions[..., :candidates][rows].long())
         return noise if weights is None else weights.clamp_min(_SMALLEST_WEIGHT).log() + noise

@@ -172,13 +172,22 @@ def test_flash_attention_refuses_what_its_kernels_cannot_do(
 
 @pytest.fixture
 def without_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "usable", lambda tensor: tensor.is_cuda)
+    monkeypatch.setattr(kernels, "usable_on", lambda device: device.type == "cuda")
 
 
 @pytest.mark.usefixtures("without_interpreter")
-def test_triton_is_refused_on_a_cpu():
-    refusal = TritonAttention().refusal(CPU, torch.bfloat16, 128)
-    assert refusal == "triton needs a CUDA device, not cpu: use --attention sdpa"
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_triton_is_refused_without_a_cuda_device(device: str):
+    refusal = TritonAttention().refusal(torch.device(device), torch.bfloat16, 128)
+    assert refusal == f"triton needs a CUDA device, not {device}: use --attention sdpa"
+
+
+@pytest.mark.parametrize("interpreting", [False, True])
+def test_kernels_serve_cuda_and_in_the_interpreter_the_cpu(interpreting: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "_installed", lambda: True)
+    monkeypatch.setattr(kernels, "_interpreting", lambda: interpreting)
+    served = [kernels.usable_on(torch.device(device)) for device in ("cuda", "cpu", "mps")]
+    assert served == [True, interpreting, False]
 
 
 def test_triton_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.cli_examples import Shell, open_shell, read_jsonl, terminal
 
-from vase_cli.bench import cells as bench
+from vase_cli.bench import records as bench
 from vase_cli.bench.tables import MEMORY, SPEED, TEXT
 from vase_cli.engine.engine import StaticCache
 

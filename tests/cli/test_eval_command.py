@@ -230,7 +230,7 @@ def test_flash_attention_that_is_not_installed_says_how_to_install_it(
 def test_slots_that_cannot_fit_are_refused_with_the_figure(
     vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "available_ram_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("vase_cli.engine.device.available_ram_bytes", lambda: 1_000_000)
     refusal = vase.refused(*mine(model, "--slots", "400"))
     assert "400 slots do not fit: weights 97.9 KiB + cache of 400 slots" in refusal
     assert "of 976.6 KiB free" in refusal
@@ -239,7 +239,7 @@ def test_slots_that_cannot_fit_are_refused_with_the_figure(
     assert f"use --slots {most} or less" in vase.refused(*mine(model, "--slots", most + 1))
     vase(*mine(model, "--slots", most, "--max-new-tokens", "1")).lines()
 
-    monkeypatch.setattr(assembly, "available_ram_bytes", lambda: 100_000)
+    monkeypatch.setattr("vase_cli.engine.device.available_ram_bytes", lambda: 100_000)
     assert "this run does not fit" in vase.refused(*mine(model, "--slots", "auto", "--seed", "1"))
 
 

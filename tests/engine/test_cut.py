@@ -125,7 +125,8 @@ def test_rows_hold_what_plain_lists_hold_over_many_cuts(method: str, protect_pro
             for layer in range(LAYERS):
                 states = (part[layer, None, :prompt] for part in (text.queries, text.keys, text.values))
                 prefill.attend(layer, *states, 1.0)
-            assert sum(flags.numel() for flags in prefill.finite) == (LAYERS if prompt > BUDGET else 0)
+            bad_layer = prefill.bad_layer()
+            assert bad_layer is None if prompt <= BUDGET else bad_layer.tolist() == [LAYERS]
             cache.lengths[row] = text.cached
             text.check(cache)
         active = torch.tensor([int(row in texts) for row in range(ROWS)], dtype=torch.int32)

@@ -10,16 +10,11 @@ from helpers.engines import make_engine
 
 from vase_cli import plugins
 from vase_cli.config.schema import ModelEntry, ModelShape
-from vase_cli.device import (
-    readable_bytes,
-)
-from vase_cli.engine import cut, memory
+from vase_cli.device import readable_bytes
 from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.memory import MemoryPlan, plan_memory
 from vase_cli.engine.settings import EngineSettings
 from vase_cli.errors import ConfigError
-from vase_cli.models import fused
-from vase_cli.models import language_model as models
 from vase_cli.models.describe import ModelFacts, describe
 from vase_cli.models.load import load
 from vase_cli.models.tokenizer import load_tokenizer
@@ -62,9 +57,8 @@ def test_planned_bytes_are_the_allocated_bytes(method: str, tied: bool, dtype: s
 
     def cache_shape(slots: int) -> CacheShape:
         settings = EngineSettings(**(vars(engine.settings) | {"slots": slots}))
-        policy = plugins.load("eviction", method)()
-        element_bytes = getattr(torch, facts.dtype).itemsize
-        return settings.cache_shape(facts.shape, policy, element_bytes, log_sums=False, ranges=False)
+        policy, backend = plugins.load("eviction", method)(), plugins.load("attention", "sdpa")()
+        return settings.cache_shape(facts, policy, backend, CPU)
 
     plan = plan_memory(
         facts, cache_shape, sampled=False, longest_prompt_tokens=60, available_bytes=GIB, slots=3, most_slots=16
@@ -159,12 +153,3 @@ def test_the_sentence_adds_up_in_one_line():
     sentence = plan.sentence()
     assert sentence.endswith(f"= {readable_bytes(plan.total_bytes)} of {readable_bytes(141 * GIB)} free")
     assert "cache of 4 slots" in sentence and "\n" not in sentence
-
-
-def test_the_plan_counts_with_the_sizes_that_are_worked_with():
-    """The plan loads no torch, so it states them once more."""
-    assert memory._MLP_TOKENS_AT_ONCE == fused.MLP_TOKENS_AT_ONCE
-    assert memory._KERNEL_CUT_WORKING_BYTES == cut._WORKING_BYTES
-    assert memory._KERNEL_BYTES_PER_SCORE == cut._BYTES_PER_SCORE
-    assert memory._KERNEL_PROMPT_CUT_BYTES == 3 * cut._PROMPT_BYTES
-    assert memory._MOST_ROTATIONS == models._MOST_RESERVED_TOKENS

@@ -11,7 +11,7 @@ from helpers.engines import load_model, make_engine, make_requests, token_ids
 from vase_cli.config.schema import SamplingParams
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.engine.engine import Engine
-from vase_cli.engine.requests import Completion, NewTokens, Notice, Request
+from vase_cli.engine.requests import Completion, EngineStats, NewTokens, Notice, Request
 from vase_cli.errors import ModelError
 
 
@@ -72,8 +72,7 @@ def test_out_of_memory_with_one_slot_is_one_line(model_folder: Callable[..., Pat
 
 def test_a_timed_engine_counts_each_step_and_its_cuts(model_folder: Callable[..., Path]):
     model = load_model(model_folder("qwen3"))
-    plain = make_engine(model, "vase-attnv")
-    engine = Engine(model, plain._policy, plain._backend, plain.settings, timed=True)
+    engine = make_engine(model, "vase-attnv", timed=True)
     completions = list(engine.generate(make_requests()))
     steps, cuts = engine.timer.step_ms(), engine.timer.cut_ms()
     assert len(steps) == len(cuts) == engine.stats.decode_steps
@@ -81,6 +80,9 @@ def test_a_timed_engine_counts_each_step_and_its_cuts(model_folder: Callable[...
     assert sum(one.cuts for one in completions) == engine.stats.cuts
     engine.timer.clear()
     assert engine.timer.step_ms() == []
+    plain = make_engine(model, "vase-attnv")
+    list(plain.generate(make_requests()))
+    assert plain.timer.step_ms() == plain.timer.cut_ms() == []
 
 
 def test_occupied_rows_decode_as_if_they_were_prefilled(model_folder: Callable[..., Path]):
@@ -96,13 +98,17 @@ def test_occupied_rows_decode_as_if_they_were_prefilled(model_folder: Callable[.
     assert {key: one.cached_tokens for key, one in completions.items()} == {"0": 17, "1": 18, "2": 16}
 
 
-def test_slot_use_is_counted_while_requests_wait(model_folder: Callable[..., Path]):
+def test_a_request_may_ignore_end_tokens(model_folder: Callable[..., Path]):
     model = load_model(model_folder("qwen3"))
-    engine = make_engine(model, slots=2)
-    list(engine.generate(make_requests()))
-    stats = engine.stats
-    assert 0 < stats.queued_busy_slot_steps <= stats.queued_slot_steps < 2 * stats.decode_steps
-    assert stats.queued_busy_slot_steps >= 0.9 * stats.queued_slot_steps
+    model.eos_token_ids = frozenset(range(0, 97, 7))
+    requests = [replace(request, ignore_eos=number % 2 == 0) for number, request in enumerate(make_requests())]
+    for number, completion in enumerate(sorted(make_engine(model).generate(requests), key=lambda one: one.request.id)):
+        ends = any(token in model.eos_token_ids for token in completion.token_ids)
+        assert ends and completion.finish_reason == ("length" if number % 2 == 0 else "stop")
+
+
+def test_the_figures_of_engines_add_up():
+    assert EngineStats(3, 0.5, 9, 4, 2.0, 1) + EngineStats(1, 0.25, 2, 3, 4.0, 5) == EngineStats(4, 0.75, 11, 7, 6.0, 6)
 
 
 @pytest.mark.parametrize("method", ["full", "vase-attnv"])
@@ -110,14 +116,13 @@ def test_an_observer_sees_the_values_of_every_finished_text_and_changes_nothing(
     method: str, model_folder: Callable[..., Path]
 ):
     model = load_model(model_folder("qwen3"))
-    plain = make_engine(model, method)
-    expected = token_ids(plain, make_requests())
+    expected = token_ids(make_engine(model, method), make_requests())
     seen = {}
 
     def observe(completion: Completion, values: torch.Tensor) -> None:
         seen[completion.request.id] = (completion, values.clone())
 
-    engine = Engine(model, plain._policy, plain._backend, plain.settings, observer=observe)
+    engine = make_engine(model, method, observer=observe)
     assert token_ids(engine, make_requests()) == expected
     assert {key: completion.token_ids for key, (completion, _) in seen.items()} == expected
     shape = model.facts.shape
@@ -140,24 +145,16 @@ def test_a_request_may_have_a_limit_of_its_own(model_folder: Callable[..., Path]
         assert len(completion.token_ids) == min(40, 3 + 9 * number)
 
 
-@pytest.fixture
-def one_step_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets an engine on a CPU run as on a GPU: a step is launched before the one before it is read."""
-    monkeypatch.setattr(Engine, "_event", lambda self: None)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-
-
 @pytest.mark.parametrize("slots", [1, 2, 4])
 @pytest.mark.parametrize("method", ["full", "vase-attnv", "rkv", "streaming"])
-def test_a_host_that_runs_ahead_makes_the_same_texts(
-    method: str, slots: int, one_step_ahead: None, model_folder: Callable[..., Path]
-):
+def test_a_host_that_runs_ahead_makes_the_same_texts(method: str, slots: int, model_folder: Callable[..., Path]):
     model = load_model(model_folder("qwen3"))
     model.eos_token_ids = frozenset(range(0, 97, 7))  # texts end early, and often
 
-    def texts(lag: int) -> dict[str, tuple[object, ...]]:
-        engine = make_engine(model, method, slots=slots, max_new_tokens=25, sampling=SamplingParams(temperature=1.0))
-        engine._lag = lag
+    changes = {"slots": slots, "max_new_tokens": 25, "sampling": SamplingParams(temperature=1.0)}
+
+    def texts(run_ahead: bool) -> dict[str, tuple[object, ...]]:
+        engine = make_engine(model, method, run_ahead=run_ahead, **changes)
         heard: dict[str, list[int]] = {}
         finished = {}
         for event in engine.stream(make_requests()):
@@ -171,19 +168,18 @@ def test_a_host_that_runs_ahead_makes_the_same_texts(
         assert engine.cache.lengths.sum() == 0 and engine._state.active.sum() == 0
         return finished
 
-    assert texts(1) == texts(0)
+    assert texts(True) == texts(False)
 
 
 @pytest.mark.parametrize(("name", "call"), [("step", 0), ("step", 7), ("step", 20), ("prefill", 0), ("prefill", 5)])
 def test_out_of_memory_loses_nothing_that_is_in_flight(
-    name: str, call: int, one_step_ahead: None, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    name: str, call: int, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ):
     model = load_model(model_folder("qwen3"))
     model.eos_token_ids = frozenset(range(0, 97, 7))
     expected = token_ids(make_engine(model, "vase-attnv"), make_requests())
     fail_at(monkeypatch, DecodeLoop if name == "step" else type(model), name, {call})
-    engine = make_engine(model, "vase-attnv")
-    engine._lag = 1
+    engine = make_engine(model, "vase-attnv", run_ahead=True)
     assert token_ids(engine, make_requests()) == expected
 
 
@@ -194,7 +190,7 @@ def test_out_of_memory_while_shrinking_shrinks_further(
     expected = token_ids(make_engine(model, "vase-attnv"), make_requests())
     engine = make_engine(model, "vase-attnv")
     fail_at(monkeypatch, DecodeLoop, "step", {5})
-    fail_at(monkeypatch, Engine, "_build", {0})
+    fail_at(monkeypatch, Engine, "_allocate", {0})
     assert token_ids(engine, make_requests()) == expected
     assert engine.settings.slots == 2
 
@@ -204,7 +200,7 @@ def test_out_of_memory_for_every_number_of_slots_is_one_line(
 ):
     engine = make_engine(load_model(model_folder("qwen3")), "vase-attnv")
     fail_at(monkeypatch, DecodeLoop, "step", {5})
-    fail_at(monkeypatch, Engine, "_build", set(range(9)))
+    fail_at(monkeypatch, Engine, "_allocate", set(range(9)))
     with pytest.raises(ModelError, match=r"^out of memory with one slot"):
         list(engine.generate(make_requests()))
 
@@ -212,7 +208,6 @@ def test_out_of_memory_for_every_number_of_slots_is_one_line(
 def test_an_observer_that_fails_takes_no_other_text_with_it(model_folder: Callable[..., Path]):
     model = load_model(model_folder("qwen3"))
     model.eos_token_ids = frozenset()
-    plain = make_engine(model, "full", max_new_tokens=6)
     seen = []
 
     def observe(completion: Completion, values: torch.Tensor) -> None:
@@ -220,7 +215,7 @@ def test_an_observer_that_fails_takes_no_other_text_with_it(model_folder: Callab
         if len(seen) == 2:
             raise RuntimeError("no room")
 
-    engine = Engine(model, plain._policy, plain._backend, plain.settings, observer=observe)
+    engine = make_engine(model, "full", max_new_tokens=6, observer=observe)
     finished = []
     with pytest.raises(RuntimeError, match="no room"):
         for completion in engine.generate(make_requests()[:4]):

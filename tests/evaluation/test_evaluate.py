@@ -351,13 +351,13 @@ def test_slots_auto_goes_on_with_the_slots_it_started_with(
     vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = mine(model, "--slots", "auto", "--samples", 2)
-    monkeypatch.setattr(assembly, "available_ram_bytes", lambda: 500_000)
+    monkeypatch.setattr("vase_cli.engine.device.available_ram_bytes", lambda: 500_000)
     vase(*arguments).lines()
     folder = only_run(RUNS)
     (first,) = read_jsonl(folder / "sessions.jsonl")
     assert 1 < first["slots"] < 12
     cut_off(folder, 4)
-    monkeypatch.setattr(assembly, "available_ram_bytes", lambda: 2**40)
+    monkeypatch.setattr("vase_cli.engine.device.available_ram_bytes", lambda: 2**40)
     vase(*arguments).lines()
     assert [session["slots"] for session in read_jsonl(folder / "sessions.jsonl")] == [first["slots"]] * 2
     vase(*arguments, "--seed", 1).lines()

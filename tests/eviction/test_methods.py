@@ -85,7 +85,7 @@ def test_only_sampling_methods_change_from_cut_to_cut(name: str):
     method = plugins.load("eviction", name)
     first, _ = method().select(make_view(text_tokens=100))
     second, _ = method().select(make_view(text_tokens=108))
-    assert torch.equal(first, second) != method.samples
+    assert torch.equal(first, second) == (name not in ("random", "snapkv-sample", "vase-attnv", "vase-dkv"))
 
 
 @pytest.mark.parametrize("name", ["vase-attnv", "range-topk", "vase-dkv", "curdkv", "streaming"])

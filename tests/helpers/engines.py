@@ -44,6 +44,7 @@ def make_requests(vocabulary: int = 90) -> list[Request]:
 
 
 def make_engine(model: LanguageModel, method: str | EvictionPolicy = "full", **changes: object) -> Engine:
+    """An engine of four slots; ``changes`` are settings, or options of the engine."""
     policy = plugins.load("eviction", method)() if isinstance(method, str) else method
     values: dict[str, object] = {
         "budget": 16 if policy.evicts else None,
@@ -54,7 +55,9 @@ def make_engine(model: LanguageModel, method: str | EvictionPolicy = "full", **c
         "max_new_tokens": 40,
         "max_total_tokens": 200,
     }
-    return Engine(model, policy, plugins.load("attention", "sdpa")(), EngineSettings(**(values | changes)))
+    options = {name: changes.pop(name) for name in ("timed", "observer", "run_ahead") if name in changes}
+    settings = EngineSettings(**(values | changes))
+    return Engine(model, policy, plugins.load("attention", "sdpa")(), settings, **options)
 
 
 def token_ids(engine: Engine, requests: Sequence[Request]) -> dict[str, tuple[int, ...]]:

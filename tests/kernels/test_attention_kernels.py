@@ -1,30 +1,13 @@
 """The split attention kernel against float64, on a GPU or in Triton's interpreter."""
 
-import importlib.util
 import math
-import os
 
 import pytest
 import torch
+from helpers.kernels import DEVICE, HALF, MARKS, draw
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-pytestmark = [
-    *([] if INTERPRETING else [pytest.mark.gpu]),
-    pytest.mark.skipif(
-        not INTERPRETING and not torch.cuda.is_available(),
-        reason="needs a CUDA device, or TRITON_INTERPRET=1 with triton installed",
-    ),
-    # NumPy's, about the interpreter's own code and states that are not finite.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning"),
-]
+pytestmark = MARKS
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-HALF = torch.float16 if INTERPRETING else torch.bfloat16
-"""The interpreter multiplies matrices of bfloat16 as if their bits were integers."""
-
-
-def draw(*shape: int, seed: int, dtype: torch.dtype = HALF) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
 def attend(
@@ -35,8 +18,7 @@ def attend(
     config = None
     if splits is not None:
         element_bytes = keys.element_size()
-        config = attention_config(len(held), *keys.shape[1:], element_bytes, processors=1)
-        config = type(config)(splits, config.block, config.stages, config.warps)
+        config = attention_config(len(held), *keys.shape[1:], element_bytes, processors=1)._replace(splits=splits)
     out = torch.full_like(queries, torch.nan)
     lengths = torch.tensor(held, dtype=torch.int32, device=DEVICE)
     decode_attention(queries, keys, values, lengths, scale, out, config=config)

@@ -1,27 +1,18 @@
-"""The sampling kernels against their torch twin, on a GPU or in Triton's interpreter."""
+"""The sampling kernels against their torch reference, on a GPU or in Triton's interpreter."""
 
-import importlib.util
 import math
-import os
 from unittest import mock
 
 import pytest
 import torch
+from helpers.kernels import DEVICE, INTERPRETING, MARKS
 from helpers.logits import LOGITS, exact
 
 from vase_cli.config.schema import SamplingParams
 from vase_cli.engine.sampling import sample
 from vase_cli.randomness import gumbel, uniform
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-pytestmark = [
-    *([] if INTERPRETING else [pytest.mark.gpu]),
-    pytest.mark.skipif(
-        not INTERPRETING and not torch.cuda.is_available(),
-        reason="needs a CUDA device, or TRITON_INTERPRET=1 with triton installed",
-    ),
-]
+pytestmark = MARKS
 
 # Where all logits are equal, no share of up to 64 candidates adds up to a top_p of these: rounding decides nothing.
 SETTINGS = [

@@ -1,30 +1,19 @@
-"""The selection kernels against their torch twins, on a GPU or in Triton's interpreter."""
+"""The selection kernels against their torch references, on a GPU or in Triton's interpreter."""
 
-import importlib.util
 import itertools
 import math
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 from helpers.caches import FIELDS, snapshot, stored_anyhow
+from helpers.kernels import DEVICE, MARKS
 
 from vase_cli import kernels
 from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.kernels.ranking import best, largest
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-pytestmark = [
-    *([] if INTERPRETING else [pytest.mark.gpu]),
-    pytest.mark.skipif(
-        not INTERPRETING and not torch.cuda.is_available(),
-        reason="needs a CUDA device, or TRITON_INTERPRET=1 with triton installed",
-    ),
-    # NumPy's, about the interpreter's own code.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = MARKS
 # Odd numbers, powers of two, one more, and more than are placed in one step.
 CANDIDATES = [1, 5, 64, 129, 513, 2300]
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, 1e-40, -1e-40, 3e38]
@@ -93,7 +82,7 @@ SIZES = [(2, 1), (5, 4), (64, 16), (129, 8), (300, 64), (2300, 7)]
     ],
     ids=str,
 )
-def test_evict_changes_the_cache_as_its_twin(
+def test_evict_changes_the_cache_as_its_reference(
     budget: int, window: int, head_dim: int, dtype: torch.dtype, named: float | None, monkeypatch: pytest.MonkeyPatch
 ):
     rows, text_tokens = (torch.tensor(numbers, device=DEVICE) for numbers in ([4, 0, 5], [9000, 9001, 70_000]))
@@ -101,12 +90,12 @@ def test_evict_changes_the_cache_as_its_twin(
     first = None
     if named is not None:
         first = (torch.rand(scores.shape, generator=torch.Generator().manual_seed(1)) < named).to(DEVICE)
-    cache, twin = (make_cache(budget, window, head_dim, dtype) for _ in range(2))
+    cache, reference = (make_cache(budget, window, head_dim, dtype) for _ in range(2))
     cache.evict(scores, first, rows, text_tokens, no_bad_layers())
     monkeypatch.setattr(kernels, "usable", lambda tensor: False)
-    twin.evict(scores, first, rows, text_tokens, no_bad_layers())
+    reference.evict(scores, first, rows, text_tokens, no_bad_layers())
     for name in FIELDS[:-1]:
-        assert torch.equal(getattr(cache, name), getattr(twin, name)), name
+        assert torch.equal(getattr(cache, name), getattr(reference, name)), name
 
 
 def test_scores_that_are_not_numbers_leave_every_token_one_slot():
@@ -146,7 +135,7 @@ def test_an_item_does_not_depend_on_the_others():
     together, apart = (make_cache(129, 8, 16, torch.float32) for _ in range(2))
     together.evict(scores, None, rows, text_tokens, no_bad_layers())
     for item in range(4):
-        one = slice(item, item + 1)
-        apart.evict(scores[one], None, rows[one], text_tokens[one], no_bad_layers())
+        at = slice(item, item + 1)
+        apart.evict(scores[at], None, rows[at], text_tokens[at], no_bad_layers())
     for name in FIELDS[:-1]:
         assert torch.equal(getattr(together, name), getattr(apart, name)), name

@@ -7,27 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.engines import make_engine, make_requests, token_ids
+from helpers.kernels import DEVICE, MARKS
 
-from vase_cli import kernels, plugins
+from vase_cli import plugins
 from vase_cli.config.schema import ModelEntry
 from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 from vase_cli.engine.engine import Engine
 from vase_cli.eviction.base import CacheView
 from vase_cli.models import fused
-from vase_cli.models.fused import FAMILIES
+from vase_cli.models.fused import FAMILIES, FusionError
 from vase_cli.models.language_model import LanguageModel
 from vase_cli.models.load import load
 from vase_cli.models.tokenizer import load_tokenizer
 
-DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not kernels.usable(torch.empty(0, device=DEVICE)),
-        reason="needs a CUDA device, or TRITON_INTERPRET=1 with triton installed",
-    ),
-]
+pytestmark = [pytest.mark.gpu, *MARKS]
 KINDS = {
     "qwen3": {},
     "qwen2": {},
@@ -55,7 +49,7 @@ def test_generation_is_that_of_transformers_forward(family: str, method: str, mo
     expected = token_ids(make_engine(load_model(folder), method, **changes), requests)
     model = load_model(folder)
     assert type(model._model).__name__ in FAMILIES
-    assert model.fuse() == ""
+    model.fuse()
     assert token_ids(make_engine(model, method, **changes), requests) == expected
 
 
@@ -63,7 +57,7 @@ def test_generation_is_that_of_transformers_forward(family: str, method: str, mo
 def test_weights_are_shared_and_not_held_twice(family: str, model_folder: Callable[..., Path]):
     model = load_model(model_folder(family, **qwen2_shape(family)))
     before = {name: value.clone() for name, value in model._model.state_dict().items()}
-    assert model.fuse() == ""
+    model.fuse()
     after = model._model.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
@@ -85,13 +79,15 @@ def test_what_cannot_be_fused_says_why_and_stays_as_it_is(
     changes: dict[str, object], reason: str, model_folder: Callable[..., Path]
 ):
     model = load_model(model_folder("qwen3", **changes))
-    assert reason in model.fuse()
+    with pytest.raises(FusionError, match=reason):
+        model.fuse()
     assert token_ids(make_engine(model, "full", max_new_tokens=3), make_requests()[:2])
 
 
 def test_a_family_that_is_not_known_is_left_alone(model_folder: Callable[..., Path]):
     model = load_model(model_folder("olmo2", num_key_value_heads=4))
-    assert "Olmo2ForCausalLM are not known" in model.fuse()
+    with pytest.raises(FusionError, match="Olmo2ForCausalLM are not known"):
+        model.fuse()
 
 
 def test_a_forward_that_disagrees_is_not_used(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
@@ -102,12 +98,13 @@ def test_a_forward_that_disagrees_is_not_used(model_folder: Callable[..., Path],
 
     monkeypatch.setattr(fused, "FusedForward", WithoutNorms)
     model = load_model(model_folder("qwen3"))
-    assert "off transformers' own" in model.fuse()
+    with pytest.raises(FusionError, match="off transformers' own"):
+        model.fuse()
 
 
 def test_a_long_prompts_mlp_runs_in_pieces(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     model = load_model(model_folder("qwen3"))
-    assert model.fuse() == ""
+    model.fuse()
     requests = make_requests()[4:5]
     expected = token_ids(make_engine(model, "full", max_new_tokens=4), requests)
     monkeypatch.setattr(fused, "MLP_TOKENS_AT_ONCE", 16)
@@ -121,7 +118,7 @@ def test_cuts_use_the_log_sums_that_decode_steps_left(
     """At every cut they are those of the first pass over the keys, so that it may be left out."""
     monkeypatch.setattr(Cutter, "prepare", lambda self: [])  # what a graph replays cannot be watched
     model = load_model(model_folder("qwen3"))
-    assert model.fuse() == ""
+    model.fuse()
     policy = plugins.load("eviction", method)()
     compared = []
 
@@ -138,8 +135,9 @@ def test_cuts_use_the_log_sums_that_decode_steps_left(
     backend = plugins.load("attention", "triton")()
     engine = Engine(model, Watched(), backend, engine.settings)
     completions = list(engine.generate(make_requests()[:6]))
-    assert all(one.error is None for one in completions)
-    assert sum(compared) == 2 * (engine.stats.cuts - sum(len(one.request.prompt_token_ids) > 16 for one in completions))
+    assert all(completion.error is None for completion in completions)
+    of_prompts = sum(len(completion.request.prompt_token_ids) > 16 for completion in completions)
+    assert sum(compared) == 2 * (engine.stats.cuts - of_prompts)
     assert len(compared) >= 3
 
 

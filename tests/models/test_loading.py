@@ -176,7 +176,7 @@ def test_the_mlp_that_is_planned_with_is_what_one_token_uses(
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
 def test_weights_have_the_dtype_that_was_asked_for(stored: str, asked: str, model_folder: MakeFolder):
     model = load_folder(model_folder("qwen3", dtype=stored), asked)
-    assert model.facts.dtype == asked and model.dtype == getattr(torch, asked)
+    assert model.facts.dtype == asked and model.facts.torch_dtype == getattr(torch, asked)
     assert {parameter.dtype for parameter in model._model.parameters()} == {getattr(torch, asked)}
     assert logits(model).dtype == getattr(torch, asked)
 
@@ -193,6 +193,8 @@ def test_auto_dtype_is_float32_on_the_cpu_and_the_checkpoints_own_on_a_gpu(store
     assert describe(named, None, CPU).dtype == "float32", "a zoo entry says what the weights are, not what a CPU likes"
     assert describe(named, None, torch.device("cuda", 0)).dtype == "float16"
     assert describe(named, "bfloat16", CPU).dtype == "bfloat16"
+    mps = torch.device("mps")
+    assert (describe(entry, None, mps).dtype, describe(named, None, mps).dtype) == ("float32", "float16")
 
 
 def test_a_device_that_is_not_there_is_refused():

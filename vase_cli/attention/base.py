@@ -1,12 +1,20 @@
-"""What an attention backend is: prefill of one prompt, and one decode step over the static cache.
+"""Attention backends: prefill of one prompt, and one decode step over the static cache.
 
-Letters: T prompt tokens, B rows, S cached tokens a row can hold, Hq query heads, H KV heads, D head dim.
+Shapes: T prompt tokens, B rows, S cached tokens a row can hold, W window, Hq query heads, H KV heads, D head dim.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+
+class LogSums(NamedTuple):
+    """Where a decode step leaves the log sum of each query's softmax, which a later cut would else compute again."""
+
+    out: Tensor  # (B, W, Hq) float32; log2 of the sum of exp(score) goes to text position modulo W
+    candidates: int  # C, the first storage slots, which the sum is over
+    text_positions: Tensor  # (B,) int64, of the queries
 
 
 class AttentionBackend(Protocol):
@@ -14,23 +22,16 @@ class AttentionBackend(Protocol):
 
     name: str
     leaves_log_sums: bool
-    """Whether it is a :class:`LoggingBackend`."""
+    """Whether ``decode`` takes ``log_sums``; others are never given any."""
 
     def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         """Why this backend cannot serve such a model, and what to do; None if it can."""
         ...
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """Causal attention of one prompt.
+        """Causal attention of one prompt: rotated queries (T, Hq, D) and keys (T, H, D), values (T, H, D).
 
-        Args:
-            queries: (T, Hq, D), rotated.
-            keys: (T, H, D), rotated.
-            values: (T, H, D).
-            scale: factor on q·k.
-
-        Returns:
-            (T, Hq, D).
+        ``scale`` is the factor on q·k. Returns (T, Hq, D).
         """
         ...
 
@@ -42,44 +43,17 @@ class AttentionBackend(Protocol):
         held: Tensor,
         longest: int | None,
         scale: float,
+        log_sums: LogSums | None = None,
     ) -> Tensor:
         """Attend with one query of each row to all the row holds, the new token included.
 
         Args:
             queries: (B, Hq, D), rotated.
-            cached_keys: (B, S, H, D) of this layer; the new token's key is there already.
-            cached_values: (B, S, H, D).
+            cached_keys, cached_values: (B, S, H, D) of this layer; the new token is there already.
             held: (B,) int32 on the device, tokens that each row attends to, from slot 0 on; 0 in an idle row.
             longest: the largest of them, on the host; None where the host does not know it.
             scale: factor on q·k.
-
-        Returns:
-            (B, Hq, D); zeros in idle rows.
-        """
-        ...
-
-
-class LoggingBackend(AttentionBackend, Protocol):
-    """A backend whose decode step leaves what a later cut would otherwise compute again."""
-
-    def decode_and_log(
-        self,
-        queries: Tensor,
-        cached_keys: Tensor,
-        cached_values: Tensor,
-        held: Tensor,
-        scale: float,
-        log_sums: Tensor,
-        candidates: int,
-        text_positions: Tensor,
-    ) -> Tensor:
-        """As :meth:`AttentionBackend.decode`, and note the log sum of each query's softmax over some storage slots.
-
-        Args:
-            queries, cached_keys, cached_values, held, scale: as there.
-            log_sums: (B, W, Hq) float32; log2 of the sum of exp(score) goes to text position modulo W.
-            candidates: C, the first storage slots, which the sum is over.
-            text_positions: (B,) int64, of the queries.
+            log_sums: where to leave the log sums of the queries; None leaves none.
 
         Returns:
             (B, Hq, D); zeros in idle rows.

@@ -1,10 +1,12 @@
 """FlashAttention-2 (arXiv 2307.08691), on CUDA devices in bf16 and fp16.
 
-Letters as in ``base``.
+Shapes as in ``base``.
 """
 
 import torch
 from torch import Tensor
+
+from vase_cli.attention.base import LogSums
 
 
 class FlashAttention2:
@@ -49,6 +51,7 @@ class FlashAttention2:
         held: Tensor,
         longest: int | None,
         scale: float,
+        log_sums: LogSums | None = None,
     ) -> Tensor:
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         from flash_attn import flash_attn_with_kvcache

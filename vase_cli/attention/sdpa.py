@@ -1,11 +1,13 @@
 """PyTorch's scaled dot product attention, on the CPU and the GPU.
 
-Letters as in ``base``; G = Hq // H query heads per KV head.
+Shapes as in ``base``; G = Hq // H query heads per KV head.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from vase_cli.attention.base import LogSums
 
 _CPU_BLOCK = 512
 """PyTorch's CPU kernel goes through the keys in blocks of 512. Leaving out whole blocks that are masked in every row
@@ -42,6 +44,7 @@ class SDPA:
         held: Tensor,
         longest: int | None,
         scale: float,
+        log_sums: LogSums | None = None,
     ) -> Tensor:
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         rows, query_heads, head_dim = queries.shape
@@ -49,7 +52,7 @@ class SDPA:
         # A query of one token: the G heads of a group stand where the query length would.
         grouped = queries.view(rows, heads, query_heads // heads, head_dim)
         span = slots
-        if longest is not None and not queries.is_cuda:
+        if longest is not None and queries.device.type == "cpu":
             span = min(slots, max(1, -(-longest // _CPU_BLOCK)) * _CPU_BLOCK)
         out = _masked(grouped, cached_keys[:, :span], cached_values[:, :span], held, scale)
         return out.reshape(rows, query_heads, head_dim)

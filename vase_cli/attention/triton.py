@@ -1,16 +1,17 @@
 """Decoding with the package's own split attention kernel, on CUDA devices with Triton, in any dtype.
 
-Letters as in ``base``.
+Shapes as in ``base``.
 """
 
 import torch
 from torch import Tensor
 
 from vase_cli import kernels
+from vase_cli.attention.base import LogSums
 from vase_cli.attention.sdpa import SDPA
 
 
-class TritonAttention:
+class TritonAttention(SDPA):
     """Needs Triton, which comes with PyTorch for CUDA; prompts are prefilled as with ``sdpa``."""
 
     name = "triton"
@@ -18,7 +19,7 @@ class TritonAttention:
 
     def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         """CUDA, or a CPU in Triton's interpreter; a head dim that is a power of two from 16 to 256."""
-        if device.type != "cuda" and not (device.type == "cpu" and kernels.usable(torch.empty(0))):
+        if device.type != "cuda" and not kernels.usable_on(device):
             return f"triton needs a CUDA device, not {device.type}: use --attention sdpa"
         try:
             import triton  # noqa: F401
@@ -30,10 +31,6 @@ class TritonAttention:
             return f"triton cannot serve a head dim of {head_dim}: use --attention sdpa"
         return None
 
-    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """Causal attention of one prompt; see :meth:`AttentionBackend.prefill`."""
-        return SDPA().prefill(queries, keys, values, scale)
-
     def decode(
         self,
         queries: Tensor,
@@ -42,35 +39,14 @@ class TritonAttention:
         held: Tensor,
         longest: int | None,
         scale: float,
+        log_sums: LogSums | None = None,
     ) -> Tensor:
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         from vase_cli.kernels.attention import decode_attention
 
         queries = queries.contiguous()
         out = torch.empty_like(queries)
-        decode_attention(queries, cached_keys, cached_values, held, scale, out)
-        return out
-
-    def decode_and_log(
-        self,
-        queries: Tensor,
-        cached_keys: Tensor,
-        cached_values: Tensor,
-        held: Tensor,
-        scale: float,
-        log_sums: Tensor,
-        candidates: int,
-        text_positions: Tensor,
-    ) -> Tensor:
-        """The same, and the log sums; see :meth:`LoggingBackend.decode_and_log`."""
-        from vase_cli.kernels.attention import decode_attention
-
-        queries = queries.contiguous()
-        out = torch.empty_like(queries)
-        decode_attention(
-            queries, cached_keys, cached_values, held, scale, out,
-            log_sums=log_sums, candidates=candidates, text_positions=text_positions,
-        )  # fmt: skip
+        decode_attention(queries, cached_keys, cached_values, held, scale, out, *(log_sums or (None, 0, None)))
         return out
 
 

@@ -240,7 +240,7 @@ def _fit(assembly: Assembly, task_part: TaskPart, state: CalibrationState, folde
         "weights": weights_digest(entry),
         "shape": dataclasses.asdict(assembly.facts.shape),
         "dtype": assembly.facts.dtype,
-        "device": assembly.device_name(),
+        "device": assembly.hardware.name,
         "task": task_part.task.name,
         "problems": len(task_part.problems.problems),
         "tokens": statistics.tokens,

@@ -20,7 +20,8 @@ from vase_cli.config.yaml import parse_scalar
 from vase_cli.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from vase_cli.bench.cells import Bench, Cell, Steps
+    from vase_cli.bench.cells import Cell, Steps
+    from vase_cli.bench.records import Bench
 
 _DEFAULT_CONTEXT = 8192
 _GIB = 2**30
@@ -72,14 +73,15 @@ def bench(
     compared = _compared(overrides, changes, shape, with_full=bool(text))
     counts = [check_given("slots", parse_scalar(count)) for count in options.listed(slots)] or [compared[0][0].slots]
 
-    from vase_cli.bench.cells import Bench, make_steps
+    from vase_cli.bench.cells import make_steps
+    from vase_cli.bench.records import Bench
 
     bench_steps = make_steps(compared[0][0].window, warmup, steps)
     cells = _cells(compared, bench_steps, counts, lengths, of_texts=bool(text), random=shape is not None)
     first = cells[0].assembly
     memory_bytes = None if memory is None else int(memory * _GIB)
     measured = Bench(first.device, bench_steps, prefill_tokens=prefill, memory_bytes=memory_bytes)
-    typer.echo(f"{first.device_name()}: copies move {measured.bandwidth / 1e9:,.0f} GB/s", err=True)
+    typer.echo(f"{first.hardware.name}: copies move {measured.bandwidth / 1e9:,.0f} GB/s", err=True)
     _run(measured, cells, out)
 
 

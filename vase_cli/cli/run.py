@@ -57,7 +57,7 @@ def run(
             assembly.tokenizer.decode,
             thinking=encode_prompt(assembly, prompts[0], raw=raw).thought_open,
             budget=None if task_part.part.budget is None else task_part.part.budget.tokens,
-            memory_bytes=assembly.memory_bytes,
+            memory_bytes=assembly.hardware.memory_bytes,
         )
     with output.shown():
         finished = evaluate(assembly, [task_part], root=out, command=sys.argv, progress=output, raw=raw)

@@ -2,23 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from vase_cli import plugins
+from vase_cli import kernels, plugins
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.config.budget import Budget, resolve_budget
 from vase_cli.config.method_options import make_method
 from vase_cli.config.schema import ModelEntry, Recipe
-from vase_cli.device import (
-    available_ram_bytes,
-    peak_resident_bytes,
-    reset_peak_resident_bytes,
-    resident_bytes,
-    resolve_device,
-)
+from vase_cli.device import resolve_device
 from vase_cli.engine.cache import CacheShape
+from vase_cli.engine.device import Device
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.memory import MemoryPlan, plan_memory
 from vase_cli.engine.requests import Completion, EngineStats
@@ -28,25 +23,23 @@ from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
 from vase_cli.models.compiled import WORTHWHILE_STEPS
 from vase_cli.models.describe import ModelFacts, describe
+from vase_cli.models.fused import FusionError
 from vase_cli.models.language_model import LanguageModel
 from vase_cli.models.load import load
 from vase_cli.models.random_weights import RandomWeights
 from vase_cli.models.thresholds import Thresholds, load_thresholds
 from vase_cli.models.tokenizer import ChatTokenizer, load_tokenizer
 
-MOST_SLOTS = {"cuda": 256, "cpu": 16}
-"""What ``--slots auto`` stops at: on a CPU more rows only make each one slower."""
+MOST_SLOTS = {"cuda": 256, "cpu": 16, "mps": 16}
+"""The most that ``--slots auto`` takes: on a CPU more rows only make each one slower."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One task of a run (or the prompts of no task), resolved: what its engine is built with.
+    """Budget and limits of one task, resolved; ``task`` is None for prompts of no task.
 
-    Attributes:
-        task: the task's name; None for prompts of no task.
-        budget: None for a method that does not evict.
-        max_new_tokens: limit on generated tokens, None for no limit but the total.
-        max_total_tokens: limit on prompt and generated tokens together.
+    ``budget`` is None for a method that does not evict; ``max_new_tokens`` is None for no limit but that on prompt and
+    generated tokens together.
     """
 
     task: str | None
@@ -54,10 +47,15 @@ class Part:
     max_new_tokens: int | None
     max_total_tokens: int
 
+    @property
+    def budget_tokens(self) -> int | None:
+        """Tokens kept at a cut; None for a method that does not evict."""
+        return None if self.budget is None else self.budget.tokens
+
 
 @dataclass
 class _Loaded:
-    """What assemblies of one model share once it is read."""
+    """The tokenizer and model that assemblies of one model share, and why the model could not be fused."""
 
     tokenizer: ChatTokenizer | None = None
     model: LanguageModel | None = None
@@ -72,9 +70,9 @@ class Assembly:
         policy: the method with its options; one that asks for thresholds, where the model has none, counts instead.
         thresholds: those of the model, where the method reads them.
         notes: one line for each thing the user should know.
-        device, facts, backend: what the model will run on and with.
+        device, hardware: the device that the model runs on, and its figures.
+        facts, backend: figures of the model, and its attention.
         random_weights: drawn in place of the model's own; None where those are read.
-        tokenizer: loaded with the first prompt.
     """
 
     def __init__(
@@ -88,7 +86,6 @@ class Assembly:
         """Read the model's config and refuse what cannot work.
 
         Args:
-            recipe, entry: as resolved.
             beside: an assembly of the same model, whose weights and tokenizer this one uses too.
             weights: drawn instead of read; the model's files are then not needed.
 
@@ -99,12 +96,22 @@ class Assembly:
         self.entry = entry
         self.policy: EvictionPolicy = make_method(recipe)
         self.device = resolve_device(recipe.device)
+        self.hardware = Device(self.device)
         self.random_weights = weights
         describe_model = describe if weights is None else weights.describe
         self.facts: ModelFacts = describe_model(entry, recipe.dtype, self.device)
         self.backend = self._choose_backend()
         self.notes: list[str] = []
-        self.thresholds = self._take_thresholds()
+        self.thresholds: Thresholds | None = None
+        if self.policy.reads_thresholds:
+            self.thresholds = load_thresholds(entry, self.facts.shape) if weights is None else None
+            if self.thresholds is None:
+                counting = {**recipe.method_options, "outliers": "count"}
+                self.policy = make_method(replace(recipe, method_options=counting))
+                self.notes.append(
+                    f"{recipe.method}: {entry.name} has no thresholds, so outliers are told by their count; "
+                    "`vase calibrate` makes thresholds"
+                )
         self._loaded = _Loaded()
         if beside is not None:
             same_weights = replace(beside.entry, thresholds=entry.thresholds) == entry
@@ -154,17 +161,16 @@ class Assembly:
         *,
         most_slots: int | None = None,
         available_bytes: int | None = None,
-        reserved_bytes: int | None = None,
+        reserved_bytes: int = 0,
     ) -> MemoryPlan:
         """Plan memory for parts with their longest prompts' tokens; the part that needs most decides.
 
         Args:
             parts: each with the tokens of its longest prompt.
             requests: more slots than these bring nothing.
-            slots: how many, or "auto".
-            most_slots: what "auto" stops at; None is the device's :data:`MOST_SLOTS`.
-            available_bytes: what to plan with, weights included; None is all that is free.
-            reserved_bytes: what else will be allocated beside the run; None is nothing.
+            slots, most_slots: how many, or "auto", which takes most_slots at most; None is :data:`MOST_SLOTS`.
+            available_bytes: to plan with, weights included; None is all that is free.
+            reserved_bytes: will be allocated beside the run.
 
         Raises:
             ConfigError: it does not fit.
@@ -173,26 +179,24 @@ class Assembly:
         def cache_shape(count: int) -> CacheShape:
             shapes = [
                 self._settings(part, slots=count, longest_prompt_tokens=longest).cache_shape(
-                    self.facts.shape,
-                    self.policy,
-                    getattr(torch, self.facts.dtype).itemsize,
-                    log_sums=self.backend.leaves_log_sums,
-                    ranges=self.device.type == "cuda",
+                    self.facts, self.policy, self.backend, self.device
                 )
                 for part, longest in parts
             ]
             return max(shapes, key=lambda shape: shape.bytes)
 
+        if available_bytes is None:  # as if the weights were not read yet
+            loaded = 0 if self._loaded.model is None else self.facts.weights_bytes
+            available_bytes = self.hardware.available_bytes() + loaded
         return plan_memory(
             self.facts,
             cache_shape,
             sampled=self.recipe.sampling.temperature > 0,
             longest_prompt_tokens=max(longest for _, longest in parts),
-            available_bytes=(self._available_bytes() if available_bytes is None else available_bytes)
-            - (reserved_bytes or 0),
+            available_bytes=available_bytes - reserved_bytes,
             slots=slots,
             most_slots=max(1, min(most_slots or MOST_SLOTS[self.device.type], requests)),
-            kernels=self.device.type == "cuda",
+            kernels=self.device.type == "cuda" and kernels.usable_on(self.device),
             few_candidates=drawn_from_few(self.recipe.sampling),
         )
 
@@ -208,15 +212,18 @@ class Assembly:
             else:
                 self._loaded.model = self.random_weights.load(self.entry, self.recipe.dtype, self.device)
             if self.device.type == "cuda":
-                self._loaded.unfused = self._loaded.model.fuse()
+                try:
+                    self._loaded.model.fuse()
+                except FusionError as error:
+                    self._loaded.unfused = str(error)
         return self._loaded.model
 
     def decode_through(self, planned_steps: int) -> str:
         """Choose what decode steps run through, for a run of so many; the choice in one line. Loads the weights."""
-        model, asked = self.load(), self.recipe.compile
-        fused = self.device.type == "cuda" and not self._loaded.unfused
-        long = self.device.type == "cuda" and planned_steps >= WORTHWHILE_STEPS
-        compiled = asked == "on" or (asked == "auto" and not fused and long)
+        model, asked, cuda = self.load(), self.recipe.compile, self.device.type == "cuda"
+        fused = cuda and not self._loaded.unfused
+        worthwhile = cuda and not fused and planned_steps >= WORTHWHILE_STEPS
+        compiled = asked == "on" or (asked == "auto" and worthwhile)
         model.compile(compiled)
         if compiled:
             return "decode steps run through torch.compile, which takes about a minute once"
@@ -234,47 +241,19 @@ class Assembly:
         timed: bool = False,
         observer: Callable[[Completion, torch.Tensor], None] | None = None,
     ) -> Engine:
-        """An engine with a cache of its own, for one part; loads the weights if they are not."""
+        """An engine with a cache of its own, for one part; loads the weights."""
         settings = self._settings(part, slots=slots, longest_prompt_tokens=longest_prompt_tokens)
         thresholds = None if self.thresholds is None else self.thresholds.values.to(self.device)
         return Engine(
             self.load(), self.policy, self.backend, settings, timed=timed, observer=observer, thresholds=thresholds
         )
 
-    def gpus(self) -> list[str]:
-        """Names of the GPUs that PyTorch sees."""
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return [torch.cuda.get_device_name(index) for index in range(count)]
-
-    def device_name(self) -> str:
-        """What it computes on, for a report."""
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-
-    def memory_bytes(self) -> int:
-        """Memory in use now: allocated on the GPU, resident in the process on a CPU."""
-        if self.device.type == "cuda":
-            return torch.cuda.memory_allocated(self.device)
-        return resident_bytes()
-
-    def reset_peak(self) -> None:
-        """Count the peak from here on."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        else:
-            reset_peak_resident_bytes()
-
-    def peak_bytes(self) -> int:
-        """Most memory in use since the last reset: allocated on the GPU, resident in the process on a CPU."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        return peak_resident_bytes()
-
     def _settings(self, part: Part, *, slots: int, longest_prompt_tokens: int) -> EngineSettings:
         total = part.max_total_tokens
         if part.max_new_tokens is not None:
             total = min(total, longest_prompt_tokens + part.max_new_tokens)
         return EngineSettings(
-            budget=None if part.budget is None else part.budget.tokens,
+            budget=part.budget_tokens,
             window=self.recipe.window,
             slots=slots,
             sampling=self.recipe.sampling,
@@ -283,45 +262,15 @@ class Assembly:
             max_total_tokens=total,
         )
 
-    def _take_thresholds(self) -> Thresholds | None:
-        """The thresholds that the method reads; without any it counts, and a note says so."""
-        if not self.policy.reads_thresholds:
-            return None
-        found = None if self.random_weights is not None else load_thresholds(self.entry, self.facts.shape)
-        if found is None:
-            self.policy = replace(cast(Any, self.policy), outliers="count")
-            self.notes.append(
-                f"{self.recipe.method}: {self.entry.name} has no thresholds, so outliers are told by their count; "
-                "`vase calibrate` makes thresholds"
-            )
-        return found
-
     def _choose_backend(self) -> AttentionBackend:
-        dtype = getattr(torch, self.facts.dtype)
-        if self.recipe.attention != "auto":
-            backend: AttentionBackend = plugins.load("attention", self.recipe.attention)()
-            if refusal := backend.refusal(self.device, dtype, self.facts.shape.head_dim):
-                raise ConfigError(refusal)
-            return backend
-        for name in ("triton", "flash_attention_2"):
-            fast: AttentionBackend = plugins.load("attention", name)()
-            if self.device.type == "cuda" and fast.refusal(self.device, dtype, self.facts.shape.head_dim) is None:
-                return fast
-        fallback: AttentionBackend = plugins.load("attention", "sdpa")()
-        return fallback
-
-    def _available_bytes(self) -> int:
-        """Free memory, as if the weights were not read yet."""
-        loaded = 0 if self._loaded.model is None else self.facts.weights_bytes
-        if self.device.type == "cuda":
-            kept_by_allocator = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            return torch.cuda.mem_get_info(self.device)[0] + kept_by_allocator + loaded
-        return available_ram_bytes() + loaded
-
-
-def add_stats(total: EngineStats, more: EngineStats) -> EngineStats:
-    """The sum of two engines' figures."""
-    return replace(total, **{name: value + getattr(more, name) for name, value in vars(total).items()})
+        asked = self.recipe.attention
+        by_speed = ("triton", "flash_attention_2", "sdpa") if self.device.type == "cuda" else ("sdpa",)
+        for name in by_speed if asked == "auto" else (asked,):
+            backend: AttentionBackend = plugins.load("attention", name)()
+            refusal = backend.refusal(self.device, self.facts.torch_dtype, self.facts.shape.head_dim)
+            if refusal is None:
+                return backend
+        raise ConfigError(refusal)
 
 
 def measured(
@@ -329,7 +278,7 @@ def measured(
 ) -> dict[str, Any]:
     """The session keys of the report: what this process measured, see ``vase eval --schema``."""
     return {
-        "device": assembly.device_name(),
+        "device": assembly.hardware.name,
         "slots": slots,
         "samples": samples,
         "prefill_tokens": stats.prefill_tokens,
@@ -339,5 +288,5 @@ def measured(
         "weights_bytes": assembly.facts.weights_bytes,
         "cache_bytes": None if cache is None else cache.bytes,
         "cache_bytes_per_token": None if cache is None else cache.kv_bytes // (cache.slots * cache.tokens),
-        "peak_bytes": assembly.peak_bytes(),
+        "peak_bytes": assembly.hardware.peak_bytes(),
     }

@@ -1,9 +1,9 @@
 """The static KV cache: a fixed number of tokens for each sequence, allocated once.
 
-A row's keys and values stay where they were written. What a cut evicts leaves holes, and the window's tokens move into
+A row's keys and values stay where they were written. Evicted tokens leave holes, and the window's tokens move into
 them; ``slots`` says in which storage slot the tokens of each head stand, in text order.
 
-Letters: L layers, B slots (sequences at a time), R = L * B storage rows, S cached tokens a row can hold (budget + W),
+Shapes: L layers, B slots (sequences at a time), R = L * B storage rows, S cached tokens a row can hold (budget + W),
 W window (also the eviction interval), C = S - W candidates of a cut, Hq query heads, H KV heads, D head dim.
 """
 
@@ -18,16 +18,7 @@ from vase_cli.kernels.ranking import best
 
 @dataclass(frozen=True)
 class CacheShape:
-    """Sizes of a :class:`StaticCache`; ``bytes`` is known before anything is allocated.
-
-    Attributes:
-        layers, slots, tokens, kv_heads, head_dim: L, B, S, H, D.
-        query_heads: Hq.
-        query_window: W if the last W queries are kept for the eviction method, else 0.
-        element_bytes: bytes of one key or value element.
-        log_sums: whether the softmax's log sums of the kept queries are kept too.
-        ranges: whether the value ranges that a cut finds are kept for the next one.
-    """
+    """Sizes of a :class:`StaticCache`, known before anything is allocated."""
 
     layers: int
     slots: int
@@ -35,10 +26,10 @@ class CacheShape:
     kv_heads: int
     head_dim: int
     query_heads: int
-    query_window: int
-    element_bytes: int
-    log_sums: bool = False
-    ranges: bool = False
+    query_window: int  # W if the last W queries are kept for the eviction method, else 0
+    element_bytes: int  # of one key or value element
+    log_sums: bool = False  # whether the softmax's log sums of the kept queries are kept too
+    ranges: bool = False  # whether the value ranges that a cut finds are kept for the next one
 
     @property
     def candidates(self) -> int:
@@ -71,13 +62,11 @@ class StaticCache:
     change them.
 
     Attributes:
-        keys, values: (L, B, S, H, D), the order FlashAttention reads. Keys are rotated with their original
-            position and stay so.
+        keys, values: (L, B, S, H, D), the order FlashAttention reads. Keys stay rotated with their original position.
         slots: (L, B, H, S) int32, in which storage slot each cached token stands; every KV head keeps its own.
         positions: (L, B, H, S) int32, the text position of each cached token, ascending along S.
         lengths: (B,) int32 on the device, tokens that each row holds.
-        queries: (L, B, W, Hq, D), the queries of the last W text positions, at position modulo W; None if
-            not kept.
+        queries: (L, B, W, Hq, D), the queries of the last W text positions, at position modulo W; None if not kept.
         log_sums: (L, B, W, Hq) float32, log2 of the sum of exp(q·k / sqrt(D)) over the C candidates for each of those
             queries, left by the decode steps; None if not kept.
         ranges: (L, B, H, S) float32 by storage slot, the value ranges that cuts have found; negative where none has,
@@ -87,6 +76,7 @@ class StaticCache:
     def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         states = (shape.layers, shape.slots, shape.tokens, shape.kv_heads, shape.head_dim)
+        ring = (shape.layers, shape.slots, shape.query_window, shape.query_heads, shape.head_dim)
         # Zeros, not garbage: attention under a mask still multiplies what it does not attend to by 0.
         self.keys = torch.zeros(states, dtype=dtype, device=device)
         self.values = torch.zeros(states, dtype=dtype, device=device)
@@ -95,16 +85,21 @@ class StaticCache:
         self.positions = self.slots.clone()
         self.lengths = torch.zeros(shape.slots, dtype=torch.int32, device=device)
         self.queries: Tensor | None = None
-        if shape.query_window:
-            ring = (shape.layers, shape.slots, shape.query_window, shape.query_heads, shape.head_dim)
-            self.queries = torch.zeros(ring, dtype=dtype, device=device)
         self.log_sums: Tensor | None = None
-        if shape.query_window and shape.log_sums:
-            self.log_sums = torch.zeros(ring[:-1], dtype=torch.float32, device=device)
         self.ranges: Tensor | None = None
+        if shape.query_window:
+            self.queries = torch.zeros(ring, dtype=dtype, device=device)
+            if shape.log_sums:
+                self.log_sums = torch.zeros(ring[:-1], dtype=torch.float32, device=device)
         if shape.ranges:
             self.ranges = torch.full(self.slots.shape, -1.0, dtype=torch.float32, device=device)
         self._rows = torch.arange(shape.slots, device=device)
+
+    def by_storage_row(self) -> dict[str, Tensor | None]:
+        """Everything that a cut reads, by name, its layers and slots as one dimension: (R, ...)."""
+        names = ("keys", "values", "slots", "positions", "queries", "log_sums", "ranges")
+        stored: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
+        return {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in stored.items()}
 
     def reset(self, row: int) -> None:
         """Make a row ready for a text: token j of each head is at position j and stands in slot j."""
@@ -115,13 +110,9 @@ class StaticCache:
             self.ranges[:, row] = -1.0
 
     def append(self, layer: int, keys: Tensor, values: Tensor, active: Tensor) -> None:
-        """Write one token behind what each row holds; ``lengths`` stay as they are.
+        """Write one token behind those of each row, (B, H, D) each, keys rotated; ``lengths`` stay as they are.
 
-        Args:
-            layer: which layer.
-            keys: (B, H, D), rotated.
-            values: (B, H, D).
-            active: (B,) int32, 0 for a row that keeps what it holds; the others hold fewer than S tokens.
+        ``active`` is (B,) int32, 0 for a row that keeps what it holds; the others hold fewer than S tokens.
         """
         place = (self.lengths * active).long()
         writes = active.bool()[:, None, None]
@@ -129,10 +120,7 @@ class StaticCache:
             states[layer, self._rows, place] = torch.where(writes, new, states[layer, self._rows, place])
 
     def keep_queries(self, layer: int, queries: Tensor, text_positions: Tensor) -> None:
-        """Put one query of each row, (B, Hq, D), into the ring; (B,) int64 text positions.
-
-        An idle row's ring changes too: it is read only after W tokens of a text, which fill it.
-        """
+        """Put one query of each row, (B, Hq, D), into the ring, by (B,) int64 text positions; of idle rows too."""
         if self.queries is not None:
             self.queries[layer, self._rows, text_positions % self.shape.query_window] = queries
 
@@ -182,16 +170,14 @@ class StaticCache:
         budget = scores.shape[-1]
         window = shape.tokens - budget
         keys, values, slots, positions = (
-            tensor.view(-1, *tensor.shape[2:]) for tensor in (self.keys, self.values, self.slots, self.positions)
+            tensor.flatten(0, 1) for tensor in (self.keys, self.values, self.slots, self.positions)
         )
         if kernels.usable(scores):
             from vase_cli.kernels import selection
 
             if budget <= selection.LONGEST:
-                selection.evict(
-                    scores, first, slots, positions, keys, values, rows, text_tokens, bad_layers, first_item,
-                    shape.layers, budget, window,
-                )  # fmt: skip
+                tensors = (scores, first, slots, positions, keys, values, rows, text_tokens, bad_layers)
+                selection.evict(*tensors, first_item, shape.layers)
                 return
         numbers = torch.arange(first_item, first_item + rows.shape[0], device=rows.device)
         bad = torch.where(scores.isnan().flatten(1).any(dim=1), numbers % shape.layers, shape.layers)
@@ -208,6 +194,14 @@ class StaticCache:
         heads = torch.arange(shape.kv_heads, device=rows.device)[:, None]
         for states in (keys, values):
             states[rows[:, None, None], holes, heads] = states[rows, budget:].transpose(1, 2)
+
+    def first_bad_layer(self, row: int, tokens: int) -> int:
+        """The first layer with a state that is not finite among a row's first tokens, L if there is none."""
+        for layer in range(self.shape.layers):
+            for states in (self.keys, self.values):
+                if not bool(states[layer, row, :tokens].isfinite().all()):
+                    return layer
+        return self.shape.layers
 
     def clear(self, row: int) -> None:
         """Zero a row, so that states that are not finite cannot reach the row's next sequence."""

@@ -4,14 +4,13 @@ Everything a step reads and writes stays in place on the device: tokens, positio
 step needs nothing from the host, and the host may run ahead of the device by some steps. What the host needs is
 copied to pinned memory behind each step and read later.
 
-Letters: B slots, V vocabulary.
+Shapes: B slots, L layers, V vocabulary.
 """
 
-import itertools
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.config.schema import SamplingParams
 from vase_cli.engine.cache import StaticCache
-from vase_cli.engine.graphs import capture
+from vase_cli.engine.graphs import CaptureError, capture
 from vase_cli.engine.sampling import sample
 from vase_cli.engine.steps import DecodeStep
 from vase_cli.errors import first_line
@@ -31,34 +30,22 @@ def set_row(per_row: Tensor, row: int, number: int) -> None:
     per_row[row : row + 1].fill_(number)
 
 
-@dataclass
 class SlotState:
-    """What a step knows of each row, on the device.
+    """The device's side of each row.
 
     Attributes:
-        tokens: (B,) int64, the token that each row feeds next.
-        text_positions: (B,) int64, its position.
-        active: (B,) int32, 1 in a row that generates, 0 in an idle one.
+        tokens, text_positions: (B,) int64, the token that each row feeds next, and its position.
         token_keys: (B,) int64, see :func:`vase_cli.randomness.stream_key`.
-        held: (B,) int32, tokens each row attends to in the running step.
+        active, held: (B,) int32, 1 in a row that generates and 0 in an idle one; tokens it attends to in the step.
         result: (2, B) int64, the tokens of the last step and whether their logits were finite.
     """
 
-    slots: int
-    device: torch.device
-    tokens: Tensor = field(init=False)
-    text_positions: Tensor = field(init=False)
-    active: Tensor = field(init=False)
-    token_keys: Tensor = field(init=False)
-    held: Tensor = field(init=False)
-    result: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "text_positions", "token_keys"):
-            setattr(self, name, torch.zeros(self.slots, dtype=torch.int64, device=self.device))
-        for name in ("active", "held"):
-            setattr(self, name, torch.zeros(self.slots, dtype=torch.int32, device=self.device))
-        self.result = torch.zeros((2, self.slots), dtype=torch.int64, device=self.device)
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.tokens, self.text_positions, self.token_keys = (
+            torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(3)
+        )
+        self.active, self.held = (torch.zeros(slots, dtype=torch.int32, device=device) for _ in range(2))
+        self.result = torch.zeros((2, slots), dtype=torch.int64, device=device)
 
     def clear(self, row: int) -> None:
         """Make a row idle."""
@@ -66,93 +53,27 @@ class SlotState:
             set_row(per_row, row, 0)
 
 
-class StepTimer:
-    """Times of every decode step and of the cuts in it, for benchmarks.
-
-    Args:
-        device: a GPU is timed with CUDA events, a CPU with its clock.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._marks: list[torch.cuda.Event | float] = []
-
-    def mark(self) -> None:
-        """Called three times a step: before it, after its forward, and after its cuts."""
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append(event)
-        else:
-            self._marks.append(time.perf_counter())
-
-    def clear(self) -> None:
-        """Forget what was timed so far."""
-        self._marks = []
-
-    def step_ms(self) -> list[float]:
-        """Milliseconds of each step: from its start to the next one's, so that a device that waits is counted too.
-
-        The last step, which none follows, ends with its cuts.
-        """
-        self._wait()
-        starts = [*self._marks[::3], *self._marks[-1:]]
-        return [_between(start, end) for start, end in itertools.pairwise(starts)]
-
-    def cut_ms(self) -> list[float]:
-        """Milliseconds of the cuts of each step."""
-        self._wait()
-        return [_between(start, end) for start, end in zip(self._marks[1::3], self._marks[2::3], strict=True)]
-
-    def _wait(self) -> None:
-        if self._cuda:
-            torch.cuda.synchronize()
-
-
-def _between(start: "torch.cuda.Event | float", end: "torch.cuda.Event | float") -> float:
-    if isinstance(start, float) and isinstance(end, float):
-        return 1000.0 * (end - start)
-    assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
-    return float(start.elapsed_time(end))
-
-
+@dataclass
 class DecodeLoop:
-    """Runs decode steps over a cache.
+    """Decode steps over a cache."""
 
-    Args:
-        model, cache, backend: what computes.
-        state: see :class:`SlotState`.
-        sampling: how tokens are drawn.
-    """
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        cache: StaticCache,
-        backend: AttentionBackend,
-        state: SlotState,
-        sampling: SamplingParams,
-    ) -> None:
-        self._model = model
-        self._cache = cache
-        self._backend = backend
-        self._state = state
-        self._sampling = sampling
-        self._graph: torch.cuda.CUDAGraph | None = None
+    model: LanguageModel
+    cache: StaticCache
+    backend: AttentionBackend
+    state: SlotState
+    sampling: SamplingParams
+    _graph: torch.cuda.CUDAGraph | None = field(default=None, init=False)
 
     def prepare(self) -> list[str]:
         """Compile the step if the model asks for it, and capture it, with all rows idle.
 
-        Where one of them fails, steps run without it.
-
-        Returns:
-            What failed, and why.
+        Steps run without what fails; one line for each failure, that says why, is returned.
 
         Raises:
             torch.OutOfMemoryError: no room for the step's buffers.
         """
         failures = []
-        if self._model.compiled:
+        if self.model.compiled:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a compiler's advice to its callers
@@ -161,11 +82,12 @@ class DecodeLoop:
                 raise
             except Exception as error:  # a compiler may raise anything
                 failures.append(f"torch.compile failed, going on without it: {first_line(error)}")
-                self._model.compile(on=False)
-        if self._model.device.type == "cuda":
-            self._graph, reason = capture(lambda: self._compute(None), self._model.device)
-            if reason:
-                failures.append(f"decoding runs without a CUDA graph, and so slower: {reason}")
+                self.model.compile(on=False)
+        if self.model.device.type == "cuda":
+            try:
+                self._graph = capture(lambda: self._compute(None), self.model.device)
+            except CaptureError as error:
+                failures.append(f"decoding runs without a CUDA graph, and so slower: {error}")
         return failures
 
     def step(self, longest: int) -> None:
@@ -176,12 +98,12 @@ class DecodeLoop:
             self._compute(longest)
 
     def _compute(self, longest: int | None) -> None:
-        state, cache = self._state, self._cache
+        state, cache = self.state, self.cache
         torch.add(cache.lengths, state.active, out=state.held)
         on_host = None if cache.keys.is_cuda else longest
-        step = DecodeStep(cache, self._backend, state.text_positions, state.active, state.held, on_host)
-        logits = self._model.decode(state.tokens, step)
-        tokens, finite = sample(logits, self._sampling, state.token_keys, state.text_positions + 1)
+        step = DecodeStep(cache, self.backend, state.text_positions, state.active, state.held, on_host)
+        logits = self.model.decode(state.tokens, step)
+        tokens, finite = sample(logits, self.sampling, state.token_keys, state.text_positions + 1)
         state.result[0] = tokens
         state.result[1] = finite
         state.tokens.copy_(tokens * state.active)
@@ -189,13 +111,22 @@ class DecodeLoop:
         cache.lengths += state.active
 
 
-class Readback:
-    """Numbers on their way from the device: copied behind the work that makes them, read when they are there."""
+class StepResults(NamedTuple):
+    """The results of a step on the host, of each row."""
 
-    def __init__(self, values: Sequence[Tensor]) -> None:
-        """Start copying; integer tensors of any shape."""
+    tokens: Sequence[int]
+    finite: Sequence[int]  # whether its logits were
+    bad_layers: Sequence[int] = ()  # of each row that was cut: the first layer that was not finite, L if all were
+
+
+class Readback:
+    """Results on their way from the device: copied behind the work that makes them, read when they are there."""
+
+    def __init__(self, tokens: Tensor, finite: Tensor, bad_layers: Tensor | None) -> None:
+        """Start copying integer vectors, see :class:`StepResults`; None where no row was cut."""
+        values = [tokens, finite] if bad_layers is None else [tokens, finite, bad_layers]
         self._event: torch.cuda.Event | None = None
-        if values and values[0].is_cuda:
+        if tokens.is_cuda:
             self._values = [torch.empty(value.shape, dtype=value.dtype, pin_memory=True) for value in values]
             for host, value in zip(self._values, values, strict=True):
                 host.copy_(value, non_blocking=True)
@@ -204,8 +135,8 @@ class Readback:
         else:
             self._values = [value.clone() for value in values]
 
-    def read(self) -> list[list[int]]:
-        """Wait for the copies; each tensor as a flat list."""
+    def read(self) -> StepResults:
+        """Wait for the copies."""
         if self._event is not None:
             self._event.synchronize()
-        return [value.flatten().tolist() for value in self._values]
+        return StepResults(*(value.tolist() for value in self._values))

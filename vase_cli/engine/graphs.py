@@ -9,18 +9,17 @@ from vase_cli.errors import first_line
 _WARM_UPS = 2
 
 
-def capture(compute: Callable[[], object], device: torch.device) -> tuple[torch.cuda.CUDAGraph | None, str]:
+class CaptureError(Exception):
+    """Why some work could not be captured, in one line."""
+
+
+def capture(compute: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
     """Run some work a few times, so that everything is compiled, and capture it.
 
-    Args:
-        compute: launches the work on the current stream; without waiting for the device, if it is to be captured.
-        device: where.
-
-    Returns:
-        The graph, or None and why it could not be captured.
+    ``compute`` launches the work on the current stream; it must not wait for the device.
 
     Raises:
-        torch.OutOfMemoryError: no room for what the work allocates.
+        CaptureError: the work cannot be captured. torch.OutOfMemoryError: no room for what the work allocates.
     """
     before = torch.cuda.current_stream(device)
     stream = torch.cuda.Stream(device)
@@ -40,5 +39,5 @@ def capture(compute: Callable[[], object], device: torch.device) -> tuple[torch.
         if isinstance(cause, torch.OutOfMemoryError):
             raise cause from None
         torch.cuda.synchronize(device)
-        return None, first_line(cause)
-    return graph, ""
+        raise CaptureError(first_line(cause)) from error
+    return graph

@@ -1,55 +1,31 @@
 """How much memory a run needs, worked out before a weight is read.
 
-Letters: B slots, T prompt tokens, V vocabulary, Hq query heads, H KV heads, D head dim.
+Shapes: B slots, T prompt tokens.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from vase_cli.device import readable_bytes
+from vase_cli.engine.cache import CacheShape
+from vase_cli.engine.cut import KERNEL_PROMPT_BYTES, working_bytes
 from vase_cli.errors import ConfigError
+from vase_cli.models.describe import ModelFacts
+from vase_cli.models.fused import MLP_TOKENS_AT_ONCE
+from vase_cli.models.language_model import MOST_RESERVED_TOKENS
 
-if TYPE_CHECKING:
-    from vase_cli.engine.cache import CacheShape
-    from vase_cli.models.describe import ModelFacts
-
-_USABLE_SHARE = 0.9
-"""Of the free memory; the rest is for the allocator's rounding and for what others take meanwhile."""
-
+_USABLE_SHARE = 0.9  # of the free memory; the rest is for the allocator's rounding and for what others take meanwhile
 _GREEDY_BYTES_PER_LOGIT = 8
-_SAMPLED_BYTES_PER_LOGIT = 44
-"""Logits and what sampling makes of them: float32, ranks and indices in int64."""
-
-_KERNEL_BYTES_PER_LOGIT = 4
-"""With kernels: logits in half precision, and what is left of them on the way to a token."""
-
-_CUT_WORKING_BYTES = 3 * 256 * 2**20
-_KERNEL_CUT_WORKING_BYTES = 256 * 2**20
-_KERNEL_BYTES_PER_SCORE = 32
-_KERNEL_PROMPT_CUT_BYTES = 3 * 48 * 2**20
-"""Of a prompt longer than a row: states that wait for their cut, side by side, and what stays of them."""
-_PRODUCTS_WORKSPACE_BYTES = 32 * 2**20
-"""What the vendor's matrix products keep for themselves on a GPU."""
-
-_MOST_ROTATIONS = 2**17
-"""The fused forward holds the rotations of as many positions as the model is made for, up to these."""
-
-_MLP_TOKENS_AT_ONCE = 8192
-"""The fused forward takes a long prompt's MLP in pieces of so many tokens."""
+_SAMPLED_BYTES_PER_LOGIT = 44  # logits and what sampling makes of them: float32, ranks and indices in int64
+_KERNEL_BYTES_PER_LOGIT = 4  # with kernels: logits in half precision, and what is left of them on the way to a token
+_PRODUCTS_WORKSPACE_BYTES = 32 * 2**20  # what the vendor's matrix products keep for themselves on a GPU
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of one run, by what they are for.
+    """Bytes of one run of B ``slots``: weights, cache, logits and sampling, and the free memory they are planned for.
 
-    Attributes:
-        slots: B.
-        weights_bytes: the model.
-        cache_bytes: keys, values, positions and queries of all slots.
-        logits_bytes: logits and sampling of all slots.
-        prompt_bytes: states and activations of the longest prompt while it is prefilled, or of a cut.
-        available_bytes: free memory when the plan was made.
+    ``prompt_bytes`` are states and activations of the longest prompt while it is prefilled, or of a cut.
     """
 
     slots: int
@@ -77,8 +53,8 @@ class MemoryPlan:
 
 
 def plan_memory(
-    facts: "ModelFacts",
-    cache_shape: Callable[[int], "CacheShape"],
+    facts: ModelFacts,
+    cache_shape: Callable[[int], CacheShape],
     *,
     sampled: bool,
     longest_prompt_tokens: int,
@@ -91,13 +67,10 @@ def plan_memory(
     """Plan a run.
 
     Args:
-        facts: the model.
-        cache_shape: the cache's sizes for a number of slots.
+        facts, cache_shape: the model, and the cache's sizes for a number of slots.
         sampled: whether tokens are drawn, not greedy.
-        longest_prompt_tokens: T of the longest prompt.
-        available_bytes: free memory on the device.
+        longest_prompt_tokens, available_bytes: T of the longest prompt, and free memory on the device.
         slots: how many, or "auto" for as many as fit, up to ``most_slots``.
-        most_slots: more than these bring nothing.
         kernels: whether the fused forward and the kernels for cuts and sampling are used, as on a GPU.
         few_candidates: whether a token is drawn from so few that the kernel for it is used.
 
@@ -111,15 +84,13 @@ def plan_memory(
         if kernels and few_candidates:
             per_logit = _KERNEL_BYTES_PER_LOGIT
         prompt = _prompt_bytes(facts, shape, longest_prompt_tokens, kernels=kernels)
-        most_of_cut = _KERNEL_CUT_WORKING_BYTES if kernels else _CUT_WORKING_BYTES
-        scores = shape.layers * shape.slots * shape.kv_heads * shape.tokens
-        cut = min(most_of_cut, _KERNEL_BYTES_PER_SCORE * scores if kernels else 4 * shape.bytes // shape.slots)
         return MemoryPlan(
             slots=count,
             weights_bytes=facts.weights_bytes,
             cache_bytes=shape.bytes,
             logits_bytes=count * facts.vocabulary * per_logit,
-            prompt_bytes=max(prompt, cut) + (_workspace_bytes(facts) if kernels else 0),
+            prompt_bytes=max(prompt, working_bytes(shape, kernels=kernels))
+            + (_workspace_bytes(facts) if kernels else 0),
             available_bytes=available_bytes,
         )
 
@@ -141,18 +112,18 @@ def plan_memory(
     return plan(int(slots))
 
 
-def _prompt_bytes(facts: "ModelFacts", shape: "CacheShape", tokens: int, *, kernels: bool) -> int:
+def _prompt_bytes(facts: ModelFacts, shape: CacheShape, tokens: int, *, kernels: bool) -> int:
     """States and activations that exist at a time while a prompt is prefilled."""
     queries, states = shape.query_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
     if not kernels:
         return tokens * shape.element_bytes * (4 * facts.hidden + 3 * facts.mlp + 2 * (queries + states))
     attention = tokens * (2 * facts.hidden + 3 * queries + 2 * states)
-    mlp = tokens * (4 * facts.hidden + queries) + min(tokens, _MLP_TOKENS_AT_ONCE) * 3 * facts.mlp
-    cut = _KERNEL_PROMPT_CUT_BYTES if tokens > shape.tokens else 0
+    mlp = tokens * (4 * facts.hidden + queries) + min(tokens, MLP_TOKENS_AT_ONCE) * 3 * facts.mlp
+    cut = KERNEL_PROMPT_BYTES if tokens > shape.tokens else 0
     return max(attention, mlp) * shape.element_bytes + cut
 
 
-def _workspace_bytes(facts: "ModelFacts") -> int:
+def _workspace_bytes(facts: ModelFacts) -> int:
     """What a GPU holds beside states: the workspace of products, and cosines and sines of all positions."""
-    positions = min(facts.max_tokens or 0, _MOST_ROTATIONS)
-    return _PRODUCTS_WORKSPACE_BYTES + 2 * positions * facts.shape.head_dim * facts.weights_bytes // facts.parameters
+    positions = min(facts.max_tokens or 0, MOST_RESERVED_TOKENS)
+    return _PRODUCTS_WORKSPACE_BYTES + 2 * positions * facts.shape.head_dim * facts.torch_dtype.itemsize

@@ -1,4 +1,4 @@
-"""What is asked of an engine, and what comes of it."""
+"""Requests to an engine, and what comes of them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,44 +8,27 @@ FinishReason = Literal["stop", "length", "error"]
 
 @dataclass(frozen=True)
 class Request:
-    """One text to generate.
+    """One text to generate."""
 
-    Attributes:
-        id: names it in errors and in the completion.
-        prompt_token_ids: the prompt, at least one token.
-        problem_id: with ``sample`` and the engine's seed, names its random numbers.
-        sample: which of several texts for the same problem.
-        max_new_tokens: a limit of its own, below the engine's; None for none.
-    """
-
-    id: str
-    prompt_token_ids: tuple[int, ...]
-    problem_id: str
-    sample: int = 0
-    max_new_tokens: int | None = None
+    id: str  # names it in errors and in the completion
+    prompt_token_ids: tuple[int, ...]  # at least one
+    problem_id: str  # with ``sample`` and the engine's seed, names its random numbers
+    sample: int = 0  # which of several texts for the same problem
+    max_new_tokens: int | None = None  # a limit of its own, below the engine's; None for none
+    ignore_eos: bool = False  # whether the text goes on after an end-of-text token
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished text.
-
-    Attributes:
-        request: what was asked.
-        token_ids: what was generated, a final end-of-text token included.
-        finish_reason: "stop" (an end-of-text token), "length" (a limit), or "error".
-        error: why, for "error"; names the sequence and, for states that are not finite, the layer.
-        cuts: how often the row was cut back to the budget.
-        cached_tokens: tokens held per KV head at the end.
-        latency_s: from the start of the prefill to the last token.
-    """
+    """A finished text."""
 
     request: Request
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    error: str | None
-    cuts: int
-    cached_tokens: int
-    latency_s: float
+    token_ids: tuple[int, ...]  # generated, a final end-of-text token included
+    finish_reason: FinishReason  # "stop" (an end-of-text token), "length" (a limit), or "error"
+    error: str | None  # for "error": names the sequence and, for states that are not finite, the layer
+    cuts: int  # how often the row was cut back to the budget
+    cached_tokens: int  # held per KV head at the end
+    latency_s: float  # from the start of the prefill to the last token
 
 
 @dataclass(frozen=True)
@@ -64,21 +47,14 @@ class Notice:
 
 @dataclass
 class EngineStats:
-    """What the engine has done so far.
-
-    Attributes:
-        prefill_tokens, prefill_s: prompts; seconds of the device.
-        decode_tokens, decode_steps, decode_s: tokens read from decode steps, steps, and the time they took.
-        cuts: rows cut back to the budget.
-        queued_slot_steps: slots times steps, counted while requests were waiting.
-        queued_busy_slot_steps: those of them in which the slot generated.
-    """
+    """Figures of an engine so far; those of several engines can be added."""
 
     prefill_tokens: int = 0
-    prefill_s: float = 0.0
-    decode_tokens: int = 0
+    prefill_s: float = 0.0  # of the device
+    decode_tokens: int = 0  # read from decode steps
     decode_steps: int = 0
     decode_s: float = 0.0
-    cuts: int = 0
-    queued_slot_steps: int = 0
-    queued_busy_slot_steps: int = 0
+    cuts: int = 0  # rows cut back to the budget
+
+    def __add__(self, other: "EngineStats") -> "EngineStats":
+        return EngineStats(**{name: value + getattr(other, name) for name, value in vars(self).items()})

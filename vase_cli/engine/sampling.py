@@ -1,9 +1,9 @@
 """Logits to tokens: greedy, or an exact draw after temperature, top-k, top-p and min-p.
 
-Letters: B rows, V vocabulary.
+Shapes: B rows, V vocabulary.
 
 The filters act in the order temperature, top-k, top-p, min-p, each on what the one before left,
-renormalised. Tokens are ranked by logit, equal logits by the lower id, so a filter keeps the same tokens on
+renormalized. Tokens are ranked by logit, equal logits by the lower id, so a filter keeps the same tokens on
 every device. The draw is Gumbel-max over what is left: the token of largest log-probability plus noise that
 is a function of (row key, text position, token id).
 """
@@ -16,8 +16,7 @@ from vase_cli.config.schema import SamplingParams
 from vase_cli.kernels.ranking import best
 from vase_cli.randomness import gumbel, uniform
 
-_KERNEL_CANDIDATES = 64
-"""The most candidates the kernel draws from."""
+_KERNEL_CANDIDATES = 64  # the most candidates the kernel draws from
 
 
 def sample(logits: Tensor, params: SamplingParams, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,8 +25,7 @@ def sample(logits: Tensor, params: SamplingParams, keys: Tensor, positions: Tens
     Args:
         logits: (B, V) float32, float16 or bfloat16.
         params: the same for all rows; temperature 0 is greedy.
-        keys: (B,) int64, each row's "tokens" stream key.
-        positions: (B,) int64, the text position of the token to choose.
+        keys, positions: (B,) int64, each row's "tokens" stream key, and the text position of the token to choose.
 
     Returns:
         (B,) int64 token ids, and (B,) bool, whether a row's logits are all finite: where not, the token is in range

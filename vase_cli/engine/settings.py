@@ -1,76 +1,88 @@
-"""What an engine is built with.
+"""The settings of an engine.
 
-Letters: B slots, S cached tokens a row can hold (budget + W), W window (also the eviction interval).
+Shapes: B slots, S cached tokens a row can hold (budget + W), W window (also the eviction interval).
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from vase_cli.config.schema import ModelShape, SamplingParams
+import torch
+
+from vase_cli import kernels
+from vase_cli.attention.base import AttentionBackend
+from vase_cli.config.schema import SamplingParams
+from vase_cli.engine.cache import CacheShape
+from vase_cli.engine.requests import Request
 from vase_cli.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vase_cli.engine.cache import CacheShape
-    from vase_cli.eviction.base import EvictionPolicy
+from vase_cli.eviction.base import EvictionPolicy
+from vase_cli.models.describe import ModelFacts
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What an engine is built with.
+    """Sizes and limits of an engine."""
 
-    Attributes:
-        budget: tokens kept per KV head at a cut; None for a method that does not evict.
-        window: W; the last W tokens are always kept, and a row is cut when it holds budget + W.
-        slots: B.
-        sampling: how tokens are drawn.
-        seed: of both random streams.
-        max_new_tokens: limit on generated tokens; None is no limit but the total.
-        max_total_tokens: limit on prompt and generated tokens together.
-    """
-
-    budget: int | None
-    window: int
-    slots: int
+    budget: int | None  # tokens kept per KV head at a cut; None for a method that does not evict
+    window: int  # W; the last W tokens are always kept, and a row is cut when it holds budget + W
+    slots: int  # B
     sampling: SamplingParams
-    seed: int
-    max_new_tokens: int | None
-    max_total_tokens: int
+    seed: int  # of the draws of tokens, and of evictions
+    max_new_tokens: int | None  # limit on generated tokens; None is no limit but the total
+    max_total_tokens: int  # limit on prompt and generated tokens together
 
-    def row_tokens(self) -> int:
-        """S: what a row must hold, never more than the longest text."""
-        if self.budget is None:
-            return self.max_total_tokens
-        return min(self.budget + self.window, self.max_total_tokens)
+    @property
+    def cut_at(self) -> int | None:
+        """Tokens at which a row is cut, budget + W; None where no row comes to hold so many."""
+        if self.budget is None or self.budget + self.window > self.max_total_tokens:
+            return None
+        return self.budget + self.window
 
     def cache_shape(
-        self, model: ModelShape, policy: "EvictionPolicy", element_bytes: int, *, log_sums: bool, ranges: bool
-    ) -> "CacheShape":
-        """Sizes of the cache; nothing is allocated.
+        self,
+        facts: ModelFacts,
+        policy: EvictionPolicy,
+        backend: AttentionBackend,
+        device: torch.device,
+        *,
+        usual_scale: bool = True,
+    ) -> CacheShape:
+        """Sizes of the cache, for the memory plan as for the engine; nothing is allocated.
 
-        Args:
-            model, policy: what it is for.
-            element_bytes: of a key or value element.
-            log_sums: whether decode steps leave them for the cuts.
-            ranges: whether a cut keeps the value ranges it finds, if the method needs them.
+        ``usual_scale``, see :class:`vase_cli.models.language_model.LanguageModel`, is not known before it is loaded.
         """
-        from vase_cli.engine.cache import CacheShape
-
-        cuts = policy.evicts and self.budget is not None and self.row_tokens() == self.budget + self.window
+        cut_at, model = self.cut_at, facts.shape
         return CacheShape(
             layers=model.layers,
             slots=self.slots,
-            tokens=self.row_tokens(),
+            tokens=cut_at or self.max_total_tokens,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
             query_heads=model.heads,
-            query_window=self.window if cuts and "queries" in policy.needs else 0,
-            element_bytes=element_bytes,
-            log_sums=log_sums,
-            ranges=ranges and cuts and "ranges" in policy.needs,
+            query_window=self.window if cut_at and "queries" in policy.needs else 0,
+            element_bytes=facts.torch_dtype.itemsize,
+            log_sums=backend.leaves_log_sums and usual_scale,
+            ranges=cut_at is not None and "ranges" in policy.needs and kernels.usable_on(device),
+        )
+
+    def ends(self, request: Request, new_tokens: int) -> bool:
+        """Whether a text has come to its limit with so many generated tokens."""
+        return (
+            new_tokens in (self.max_new_tokens, request.max_new_tokens)
+            or len(request.prompt_token_ids) + new_tokens >= self.max_total_tokens
+        )
+
+    def prompt_refusal(self, prompt_tokens: int) -> str | None:
+        """Why a prompt of so many tokens cannot be served; None if it can."""
+        if prompt_tokens == 0:
+            return "the prompt is empty"
+        if prompt_tokens < self.max_total_tokens:
+            return None
+        return (
+            f"the prompt has {prompt_tokens:,} tokens, which leaves nothing of the limit of {self.max_total_tokens:,}; "
+            "raise --max-total-tokens"
         )
 
 
-def check_settings(policy: "EvictionPolicy", settings: EngineSettings) -> None:
+def check_settings(policy: EvictionPolicy, settings: EngineSettings) -> None:
     """Refuse a budget and method that do not fit each other, before a model is loaded.
 
     Raises:

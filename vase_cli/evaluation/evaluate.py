@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Protocol
 
 from vase_cli import plugins
-from vase_cli.engine.assembly import Assembly, Part, add_stats, measured
+from vase_cli.engine.assembly import Assembly, Part, measured
 from vase_cli.engine.cache import CacheShape
+from vase_cli.engine.device import gpu_names
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.requests import Completion, EngineStats, NewTokens, Notice, Request
 from vase_cli.errors import ConfigError, DataError
@@ -198,7 +198,7 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
             )
             for task_part in parts
         ],
-        **environment(assembly.gpus()),
+        **environment(gpu_names()),
         started_at=now(),
         command=list(command),
     )
@@ -220,7 +220,7 @@ class _Session:
         self._stats: list[EngineStats] = []
         self._caches: list[CacheShape] = []
         self._finished = 0
-        assembly.reset_peak()
+        assembly.hardware.reset_peak()
 
     def engine(self, part: Part, longest_prompt_tokens: int, progress: Progress) -> Engine:
         """An engine for a part, whose figures are taken from here on; the first one loads the model."""
@@ -253,7 +253,7 @@ class _Session:
 
     def _write(self) -> None:
         if self._folder is not None and self._stats:
-            stats = reduce(add_stats, self._stats, EngineStats())
+            stats = sum(self._stats, EngineStats())
             cache = max(self._caches, key=lambda shape: shape.bytes)
             figures = measured(self.assembly, stats, slots=self.slots, samples=self._finished, cache=cache)
             self._folder.record_session(figures)

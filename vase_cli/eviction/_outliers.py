@@ -1,4 +1,4 @@
-"""What the value-aware methods share: the protected value states of large range (arXiv 2606.03928)."""
+"""The protected value states of large range, which the value-aware methods share (arXiv 2606.03928)."""
 
 from abc import ABC
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class ProtectsOutliers(EvictionPolicy, ABC):
 
     @property
     def reads_thresholds(self) -> bool:
-        """Whether outliers are told by a threshold."""
+        """Whether a threshold tells the outliers."""
         return self.outliers == "threshold"
 
     def protected(self, view: CacheView, ranges: Tensor) -> Tensor:
@@ -45,16 +45,7 @@ class ProtectsOutliers(EvictionPolicy, ABC):
 
 
 def outlier_mask(view: CacheView, ranges: Tensor, n_large: int | None, sinks: int, by: By) -> Tensor:
-    """The sinks and the tokens of largest range, ``n_large`` in all (None: a quarter of the budget).
-
-    Args:
-        view: what is cut.
-        ranges: (N, H, C) float32.
-        n_large, sinks: see :class:`ProtectsOutliers`.
-        by: "threshold" leaves out tokens whose range is not above their head's threshold.
-
-    Returns:
-        (N, H, C) bool.
+    """The sinks and the tokens of largest range, as :class:`ProtectsOutliers` says: (N, H, C) float32 ranges to bool.
 
     Raises:
         RuntimeError: thresholds are asked for and the view has none.
@@ -71,13 +62,11 @@ def outlier_mask(view: CacheView, ranges: Tensor, n_large: int | None, sinks: in
 
 def check_n_large(n_large: int | None, sinks: int, budget: int, window: int) -> None:
     """Refuse an ``n_large`` that does not fit beside the window, or does not hold the sinks."""
-    if n_large is None:
-        return
-    if n_large < sinks:
+    if n_large is not None and n_large < sinks:
         raise ConfigError(
             f"n_large is {n_large}: it must be at least {sinks}, the number of sinks; raise it, or lower sinks"
         )
-    if n_large > budget - window:
+    if n_large is not None and n_large > budget - window:
         raise ConfigError(
             f"n_large is {n_large}: a budget of {budget} tokens with a window of {window} has "
             f"{budget - window} places to choose for; set n_large to that or less"

@@ -1,8 +1,8 @@
 """The scores that methods are made of, all in float32 and per KV head (arXiv 2606.03928).
 
-Letters as in ``base``: N work items, C candidates, W window, Hq query heads, H KV heads, G = Hq // H, D head
-dim. A score is NaN where the states it reads are not finite, so that no such token is ever kept in silence. On a GPU
-kernels compute them in the cache's own memory; the code here that uses ``candidate_keys`` and its like is their twin.
+Shapes as in ``base``: N work items, C candidates, W window, Hq query heads, H KV heads, G = Hq // H, D head dim. A
+score is NaN where the states it reads are not finite, so that no such token is ever kept in silence. On a GPU kernels
+read the cache's own memory; their reference is the code here that uses ``candidate_keys`` and its like.
 """
 
 import math
@@ -31,17 +31,15 @@ def window_attention(view: CacheView, *, smooth: bool) -> Tensor:
         (N, H, C) float32; sums to 1 over C without smoothing.
     """
     attention = _window_attention(view)
-    if smooth:
-        attention = torch.nn.functional.avg_pool1d(attention, 5, stride=1, padding=2)
-    return attention
+    return torch.nn.functional.avg_pool1d(attention, 5, stride=1, padding=2) if smooth else attention
 
 
 def _window_attention(view: CacheView) -> Tensor:
     if view.queries is not None and served_by_kernels(view.keys):
-        from vase_cli.kernels import scores
+        from vase_cli.kernels import window_attention as kernel
 
-        return scores.window_attention(
-            view.queries, view.keys, view.item_rows, view.slots, view.candidates, log_sums=view.log_sums
+        return kernel.window_attention(
+            view.queries, view.keys, view.item_rows, view.slots, view.candidates, view.log_sums
         )
     queries = view.item_queries
     items, window, query_heads, head_dim = queries.shape
@@ -56,9 +54,9 @@ def _window_attention(view: CacheView) -> Tensor:
 def value_range(view: CacheView) -> Tensor:
     """Maximum minus minimum of each candidate's value vector: (N, H, C) float32."""
     if served_by_kernels(view.values):
-        from vase_cli.kernels import scores
+        from vase_cli.kernels import state_scores
 
-        return scores.value_range(
+        return state_scores.value_range(
             view.values, view.item_rows, view.slots, view.candidates, known=view.ranges, newest=view.window
         )
     values = view.candidate_values
@@ -75,9 +73,9 @@ def redundancy(view: CacheView) -> Tensor:
         (N, H, C) float32, sums to 1 over C.
     """
     if served_by_kernels(view.keys):
-        from vase_cli.kernels import scores
+        from vase_cli.kernels import state_scores
 
-        return scores.redundancy(view.keys, view.item_rows, view.slots, view.candidates)
+        return state_scores.redundancy(view.keys, view.item_rows, view.slots, view.candidates)
     unit = torch.nn.functional.normalize(view.candidate_keys, dim=-1)
     similarity = (unit @ unit.sum(dim=2, keepdim=True).transpose(-1, -2)).squeeze(-1) - unit.square().sum(dim=-1)
     return torch.softmax(similarity / view.candidates, dim=-1)
@@ -86,20 +84,16 @@ def redundancy(view: CacheView) -> Tensor:
 def leverage(view: CacheView, projection: Tensor) -> Tensor:
     """Approximate leverage of keys and values, ``|k P|² |v P|²`` (the score of CurDKV, arXiv 2509.15038).
 
-    Args:
-        projection: P, (N, D, r) float32.
-
-    Returns:
-        (N, H, C) float32.
+    From P, (N, D, r) float32, to (N, H, C) float32.
     """
     if not served_by_kernels(view.keys):
         return _leverage(view, projection)
     if projection.shape[-1] > _WIDEST_KERNEL_PROJECTION:
         alone = (_leverage(view.only(item), projection[item : item + 1]) for item in range(projection.shape[0]))
         return torch.cat(list(alone))
-    from vase_cli.kernels import scores
+    from vase_cli.kernels import state_scores
 
-    return scores.leverage(view.keys, view.values, view.item_rows, view.slots, view.candidates, projection)
+    return state_scores.leverage(view.keys, view.values, view.item_rows, view.slots, view.candidates, projection)
 
 
 def _leverage(view: CacheView, projection: Tensor) -> Tensor:
@@ -117,21 +111,11 @@ def gaussian_projection(view: CacheView, rank: int, text_tokens: Tensor | None) 
     return view.noise.normal_numbers(head_dim * rank, text_tokens).view(-1, head_dim, rank) / math.sqrt(rank)
 
 
-def is_sink(view: CacheView, sinks: int) -> Tensor:
-    """(N, H, C) bool: the first ``sinks`` tokens of the text, the attention sinks."""
-    return view.positions_below(sinks)
-
-
 def sampled(view: CacheView, weights: Tensor | None) -> Tensor:
     """Scores whose top K is a sample without replacement in proportion to ``weights``.
 
-    ``log w`` plus Gumbel noise (Gumbel-top-k, arXiv 1903.06059), drawn anew at each cut.
-
-    Args:
-        weights: (N, H, C) float32, not negative; None for equal ones.
-
-    Returns:
-        (N, H, C) float32.
+    ``log w`` plus Gumbel noise (Gumbel-top-k, arXiv 1903.06059), drawn anew at each cut. The weights, (N, H, C)
+    float32, are not negative; None is for equal ones.
     """
     return view.noise.token_gumbel(view.text_tokens, view.positions, view.item_rows, view.candidates, weights)
 
@@ -139,18 +123,18 @@ def sampled(view: CacheView, weights: Tensor | None) -> Tensor:
 def protect(scores: Tensor, mask: Tensor, checked: Tensor | None = None) -> Tensor:
     """``scores`` with ``inf`` where ``mask`` is set; NaN where they, or the other scores ``checked``, are NaN."""
     if kernels.usable(scores):
-        from vase_cli.kernels import scores as score_kernels
+        from vase_cli.kernels import token_scores
 
-        return score_kernels.protect(scores, mask, checked)
+        return token_scores.protect(scores, mask, checked)
     if checked is not None:
         scores = scores + 0.0 * checked
     return torch.where(mask & ~scores.isnan(), torch.inf, scores)
 
 
 def protect_sinks(view: CacheView, scores: Tensor, sinks: int) -> Tensor:
-    """``scores``, (N, H, C), with ``inf`` at the first ``sinks`` tokens of the text, NaN kept."""
+    """``scores``, (N, H, C), with ``inf`` at the first ``sinks`` tokens of the text, the attention sinks; NaN stays."""
     if kernels.usable(scores):
-        from vase_cli.kernels import scores as score_kernels
+        from vase_cli.kernels import token_scores
 
-        return score_kernels.protect_sinks(scores, view.positions, view.item_rows, sinks)
-    return protect(scores, is_sink(view, sinks))
+        return token_scores.protect_sinks(scores, view.positions, view.item_rows, sinks)
+    return protect(scores, view.positions_below(sinks))

@@ -1,6 +1,6 @@
 """What an eviction method is: a frozen dataclass that scores the candidates of a cut.
 
-Letters: N work items (one layer of one sequence), R storage rows, S cached tokens, W window (also the eviction
+Shapes: N work items (one layer of one sequence), R storage rows, S cached tokens, W window (also the eviction
 interval), C = S - W candidates, K = budget - W of them kept, Hq query heads, H KV heads, D head dim.
 
 A cut keeps the last W tokens and the K best of the C candidates before them, separately for each KV head
@@ -9,7 +9,7 @@ A cut keeps the last W tokens and the K best of the C candidates before them, se
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,45 +17,9 @@ from torch import Tensor
 from vase_cli import kernels
 from vase_cli.errors import ConfigError
 from vase_cli.kernels.ranking import best
+from vase_cli.randomness import SequenceNoise
 
 _KERNEL_HEAD_DIMS = (16, 32, 64, 128, 256)
-
-
-class Noise(Protocol):
-    """Counter-based noise of each work item; equal counters give equal draws, on any device.
-
-    Counters are integers or int64 tensors that broadcast with N as their first dimension.
-    """
-
-    def gumbel(self, *counters: Tensor | int) -> Tensor:
-        """Standard Gumbel noise, float32, of the counters' broadcast shape."""
-        ...
-
-    def normal_numbers(self, count: int, text_tokens: Tensor | None) -> Tensor:
-        """The first ``count`` standard normal numbers of each item, (N, count) float32.
-
-        Args:
-            count: how many.
-            text_tokens: (N,) int64 for numbers of this cut; None for numbers that stay the same for the sequence.
-        """
-        ...
-
-    def token_gumbel(
-        self, text_tokens: Tensor, positions: Tensor, rows: Tensor, candidates: int, weights: Tensor | None = None
-    ) -> Tensor:
-        """``gumbel(text_tokens, head, position)`` of each candidate.
-
-        Args:
-            text_tokens: (N,) int64.
-            positions: (R, H, S) int32.
-            rows: (N,) int64, which of R the items are.
-            candidates: C, the first of S.
-            weights: (N, H, C) float32, not negative, whose logarithms are added; None for none.
-
-        Returns:
-            (N, H, C) float32.
-        """
-        ...
 
 
 def served_by_kernels(states: Tensor) -> bool:
@@ -65,23 +29,19 @@ def served_by_kernels(states: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class CacheView:
-    """What the cache holds at a cut, for N work items whose rows are equally long.
+    """The cache's content at a cut, for N work items whose rows are equally long.
 
     A method's scores are in text order, as are ``candidate_keys`` and its like; storage is not.
 
     Attributes:
-        keys: (R, S, H, D), rotated with their original positions; any float dtype.
-        values: (R, S, H, D).
+        keys, values: (R, S, H, D), any float dtype; keys are rotated with their original positions.
         positions: (R, H, S) int32, the text position of each cached token in text order, ascending along S.
-        queries: (R, W, Hq, D), the last W queries after rotation, in any order; None unless the method
-            needs "queries".
-        prompt_tokens: (N,) int64, the length of the item's prompt.
-        text_tokens: (N,) int64, the length of the item's text at this cut; tells one cut from another.
-        budget: tokens kept in each head, the window included.
-        window: W.
+        queries: (R, W, Hq, D), the last W queries after rotation, in any order; None unless the method needs them.
+        prompt_tokens, text_tokens: (N,) int64, the length of the item's prompt, and of its text at this cut.
+        budget, window: tokens kept in each head, the window included; W.
         noise: the item's source of randomness.
-        slots: (R, H, S) int32, where along S of ``keys`` and ``values`` each token stands, in text order; None
-            if they stand in text order.
+        slots: (R, H, S) int32, where along S of ``keys`` and ``values`` each token stands, in text order; None if they
+            stand in text order.
         rows: (N,) int64, which storage rows the items are; None for all of them, N = R.
         ranges: (R, H, S) float32 by storage slot, the value ranges that earlier cuts have found, negative where none
             has, out of date for the last W candidates; the kernel adds what it finds. None where they are not kept.
@@ -99,7 +59,7 @@ class CacheView:
     text_tokens: Tensor
     budget: int
     window: int
-    noise: Noise
+    noise: SequenceNoise
     slots: Tensor | None = None
     rows: Tensor | None = None
     log_sums: Tensor | None = None
@@ -148,9 +108,9 @@ class CacheView:
 
     def only(self, item: int) -> "CacheView":
         """The states of one item alone; its noise is that of all."""
-        one = slice(item, item + 1)
+        at = slice(item, item + 1)
         return replace(
-            self, rows=self.item_rows[one], prompt_tokens=self.prompt_tokens[one], text_tokens=self.text_tokens[one]
+            self, rows=self.item_rows[at], prompt_tokens=self.prompt_tokens[at], text_tokens=self.text_tokens[at]
         )
 
     def of_items(self, per_row: Tensor) -> Tensor:
@@ -176,12 +136,10 @@ class EvictionPolicy(ABC):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What the engine must provide: "queries" (the last W queries of each layer); or may provide: "ranges" (the value
-    ranges that earlier cuts have found)."""
+    """Names of what the engine must provide: "queries" (the last W queries of each layer); or may provide: "ranges"
+    (the value ranges that earlier cuts have found)."""
     evicts: ClassVar[bool] = True
     """False only for the dense baseline, whose cache is as long as the text."""
-    samples: ClassVar[bool] = False
-    """Whether a cut draws random numbers."""
     batches: ClassVar[bool] = False
     """Whether a cut may score many sequences at once where :func:`served_by_kernels`. True promises that the bits of an
     item's scores do not depend on N, and that ``keep_scores`` makes nothing as large as ``candidate_keys`` of all N."""
@@ -198,8 +156,8 @@ class EvictionPolicy(ABC):
         """Score the candidates.
 
         Returns:
-            (N, H, C) float32. Higher is kept; ``inf`` is protected, ``-inf`` goes first; NaN says that
-            the item's states are not finite, see :func:`vase_cli.eviction._scores.nan_unless_finite`.
+            (N, H, C) float32. Higher is kept; ``inf`` is protected, ``-inf`` goes first; NaN says that the item's
+            states are not finite, see :func:`vase_cli.eviction._scores.nan_unless_finite`.
         """
 
     def check(self, budget: int, window: int) -> None:  # noqa: B027 - most methods have nothing to refuse
@@ -220,7 +178,8 @@ class EvictionPolicy(ABC):
         places = view.budget - view.window
         kept = best(scores, places, first=self.prompt_mask(view)).sort(dim=-1).values
         window = torch.arange(view.candidates, view.keys.shape[1], device=kept.device)
-        return torch.cat((kept, window.expand(*kept.shape[:2], -1)), dim=-1), finite_items(scores)
+        finite = ~scores.isnan().flatten(1).any(dim=1)
+        return torch.cat((kept, window.expand(*kept.shape[:2], -1)), dim=-1), finite
 
     def prompt_mask(self, view: CacheView) -> Tensor | None:
         """(N, H, C) bool, the tokens that stay whatever their score; None for none."""
@@ -229,18 +188,7 @@ class EvictionPolicy(ABC):
         return view.positions_below(view.prompt_tokens[:, None, None])
 
 
-def finite_items(scores: Tensor) -> Tensor:
-    """(N,) bool: False for an item with a NaN among its scores, (N, H, C)."""
-    return ~scores.isnan().flatten(1).any(dim=1)
-
-
 def check_at_least(name: str, value: int, least: int) -> None:
-    """Refuse a parameter below its least value, with a ``ConfigError``."""
+    """Refuse a parameter below its least value with a ``ConfigError``."""
     if value < least:
         raise ConfigError(f"{name} is {value}: it must be at least {least}")
-
-
-def check_share(name: str, value: float) -> None:
-    """Refuse a parameter outside 0 to 1, with a ``ConfigError``."""
-    if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{name} is {value}: it must be between 0 and 1")

@@ -13,7 +13,6 @@ from vase_cli.eviction.base import CacheView, EvictionPolicy
 class Random(EvictionPolicy):
     """Keeps a uniform sample of the candidates; with protect_prompt this is "Random Attention"."""
 
-    samples: ClassVar[bool] = True
     batches: ClassVar[bool] = True
 
     def keep_scores(self, view: CacheView) -> Tensor:

@@ -5,8 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from vase_cli.errors import ConfigError
 from vase_cli.eviction._scores import redundancy, window_attention
-from vase_cli.eviction.base import CacheView, EvictionPolicy, check_share
+from vase_cli.eviction.base import CacheView, EvictionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,8 @@ class RKV(EvictionPolicy):
 
     def check(self, budget: int, window: int) -> None:
         """Refuse a lambda outside 0 to 1."""
-        check_share("attention_share", self.attention_share)
+        if not 0.0 <= self.attention_share <= 1.0:
+            raise ConfigError(f"attention_share is {self.attention_share}: it must be between 0 and 1")
 
 
 METHOD = RKV

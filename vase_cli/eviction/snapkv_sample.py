@@ -18,7 +18,6 @@ class SnapKVSample(EvictionPolicy):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"queries"})
-    samples: ClassVar[bool] = True
     batches: ClassVar[bool] = True
 
     smooth: bool = False

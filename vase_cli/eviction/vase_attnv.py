@@ -19,7 +19,6 @@ class VaseAttnV(ProtectsOutliers):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"queries", "ranges"})
-    samples: ClassVar[bool] = True
     batches: ClassVar[bool] = True
 
     smooth: bool = False

@@ -1,7 +1,7 @@
 """VaSE with stochastic leverage (VaSE-DKV, arXiv 2606.03928)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -23,14 +23,12 @@ class VaseDKV(CurDKV):
             budget.
     """
 
-    samples: ClassVar[bool] = True
-
     outliers: Literal["none", "count", "threshold"] = "none"
     n_large: int | None = None
 
     @property
     def reads_thresholds(self) -> bool:
-        """Whether outliers are told by a threshold."""
+        """Whether a threshold tells the outliers."""
         return self.outliers == "threshold"
 
     def keep_scores(self, view: CacheView) -> Tensor:
@@ -48,13 +46,10 @@ class VaseDKV(CurDKV):
     def check(self, budget: int, window: int) -> None:
         """Refuse what leverage refuses, and an ``n_large`` that does not fit or that nothing reads."""
         super().check(budget, window)
-        if self.outliers == "none":
-            if self.n_large is not None:
-                raise ConfigError(
-                    "n_large: nothing is counted while outliers is none; add outliers=count or leave it out"
-                )
-            return
-        check_n_large(self.n_large, self.sinks, budget, window)
+        if self.outliers != "none":
+            check_n_large(self.n_large, self.sinks, budget, window)
+        elif self.n_large is not None:
+            raise ConfigError("n_large: nothing is counted while outliers is none; add outliers=count or leave it out")
 
 
 METHOD = VaseDKV

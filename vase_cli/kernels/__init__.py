@@ -1,15 +1,21 @@
-"""Triton kernels, each with a plain torch twin in the module that uses it; the CPU runs the twin."""
+"""Triton kernels, each with a plain torch reference in the module that uses it; the CPU runs the reference."""
 
 import functools
 import importlib.util
 import os
 
+import torch
 from torch import Tensor
 
 
 def usable(tensor: Tensor) -> bool:
-    """Whether kernels can work on a tensor: on a CUDA device with Triton, or anywhere in Triton's interpreter."""
-    return (tensor.is_cuda or _interpreting()) and _installed()
+    """Whether kernels can work on a tensor, see :func:`usable_on`."""
+    return usable_on(tensor.device)
+
+
+def usable_on(device: torch.device) -> bool:
+    """Whether kernels can work on a device: a CUDA device with Triton, or a CPU in Triton's interpreter."""
+    return (device.type == "cuda" or (device.type == "cpu" and _interpreting())) and _installed()
 
 
 @functools.cache

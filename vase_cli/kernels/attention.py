@@ -4,11 +4,11 @@ The tokens of a row are divided among a fixed number of programs; each leaves it
 own softmax, and a second kernel joins the parts. How a row is divided depends on its own length and on the cache's
 shape alone, so that no bit of a row depends on its neighbours.
 
-Letters: B rows, S cached tokens a row can hold, Hq query heads, H KV heads, G = Hq // H, D head dim.
+Shapes: B rows, S cached tokens a row can hold, Hq query heads, H KV heads, G = Hq // H, D head dim.
 """
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,27 +20,19 @@ _TILE_BYTES = 16 * 1024
 _PROCESSORS_OFF_GPU = 4
 
 
-@dataclass(frozen=True)
-class AttentionConfig:
-    """How the work is divided.
-
-    Attributes:
-        splits: programs that share the tokens of one row and KV head.
-        block: tokens a program reads at a time; a power of two, at least 16.
-        stages: such blocks on their way from memory at a time.
-        warps: of 32 threads in a program.
-    """
+class AttentionConfig(NamedTuple):
+    """How the work is divided: programs that share the tokens of one row and KV head, and how each reads them."""
 
     splits: int
-    block: int
-    stages: int = 3
+    block: int  # tokens that are read at a time; a power of two, at least 16
+    stages: int = 3  # blocks on their way from memory at a time
     warps: int = 4
 
 
 def attention_config(
     rows: int, slots: int, heads: int, head_dim: int, element_bytes: int, processors: int
 ) -> AttentionConfig:
-    """What suits B rows of S tokens, H KV heads of dim D, on a GPU with so many multiprocessors.
+    """The division for B rows of S tokens, H KV heads of dim D, on a GPU with so many multiprocessors.
 
     Two or three programs stand on a multiprocessor at a time. Some rounds of them even out what rows of different
     lengths take, but below 128 tokens a program costs more to start than it does.
@@ -57,7 +49,6 @@ def decode_attention(
     held: Tensor,
     scale: float,
     out: Tensor,
-    *,
     log_sums: Tensor | None = None,
     candidates: int = 0,
     text_positions: Tensor | None = None,
@@ -67,69 +58,37 @@ def decode_attention(
 
     Args:
         queries: (B, Hq, D), D a power of two from 16 to 256; bf16, fp16 or fp32.
-        keys: (B, S, H, D), contiguous, of the same dtype; one row has fewer than 2^31 elements.
-        values: (B, S, H, D), contiguous.
+        keys, values: (B, S, H, D), contiguous, of the same dtype; one row has fewer than 2^31 elements.
         held: (B,) int32, tokens from slot 0 on that each row attends to.
         scale: factor on q·k.
         out: (B, Hq, D), written; zeros where a row holds nothing.
-        log_sums: (B, W, Hq) float32, or None: where log2(sum(exp(score))) of each query goes, the sum over the first
-            ``candidates`` storage slots; at text position modulo W. A row that holds nothing writes nothing.
-        candidates: C, see ``log_sums``.
-        text_positions: (B,) int64, see ``log_sums``.
-        config: other than :func:`attention_config`'s, for benchmarks.
+        log_sums, candidates, text_positions: see :class:`vase_cli.attention.base.LogSums`; a row that holds nothing
+            writes nothing.
+        config: how the work is divided; None is :func:`attention_config`.
     """
     rows, query_heads, head_dim = queries.shape
     slots, heads = keys.shape[1:3]
     if config is None:
         processors = _processors(queries.device)
         config = attention_config(rows, slots, heads, head_dim, keys.element_size(), processors)
+    splits, block, stages, warps = config
     group = query_heads // heads
-    if config.splits > 1:
-        parts = torch.empty((rows, query_heads, config.splits, head_dim), dtype=torch.float32, device=queries.device)
-        weights = torch.empty((3, rows, query_heads, config.splits), dtype=torch.float32, device=queries.device)
+    if splits > 1:
+        parts = torch.empty((rows, query_heads, splits, head_dim), dtype=torch.float32, device=queries.device)
+        weights = torch.empty((3, rows, query_heads, splits), dtype=torch.float32, device=queries.device)
     else:
         parts, weights = out, held
     window = 1 if log_sums is None else log_sums.shape[1]
-    _attend[(heads, config.splits, rows)](
-        queries,
-        keys,
-        values,
-        held,
-        parts,
-        weights,
-        log_sums,
-        text_positions,
-        scale * _LOG2_E,
-        slots,
-        rows,
-        candidates,
-        window,
-        heads=heads,
-        group=group,
-        group_rows=max(16, triton.next_power_of_2(group)),
-        head_dim=head_dim,
-        splits=config.splits,
-        block=config.block,
-        stages=config.stages,
-        num_warps=config.warps,
-    )
-    if config.splits > 1:
+    _attend[(heads, splits, rows)](
+        queries, keys, values, held, parts, weights, log_sums, text_positions, scale * _LOG2_E, slots, rows, candidates,
+        window, heads=heads, group=group, group_rows=max(16, triton.next_power_of_2(group)), head_dim=head_dim,
+        splits=splits, block=block, stages=stages, num_warps=warps,
+    )  # fmt: skip
+    if splits > 1:
         _join[(query_heads, rows)](
-            parts,
-            weights,
-            held,
-            out,
-            log_sums,
-            text_positions,
-            rows,
-            window,
-            query_heads=query_heads,
-            head_dim=head_dim,
-            splits=config.splits,
-            padded_splits=triton.next_power_of_2(config.splits),
-            block=config.block,
-            num_warps=4,
-        )
+            parts, weights, held, out, log_sums, text_positions, rows, window, query_heads=query_heads,
+            head_dim=head_dim, splits=splits, padded_splits=triton.next_power_of_2(splits), block=block, num_warps=4,
+        )  # fmt: skip
 
 
 @functools.cache
@@ -141,27 +100,10 @@ def _processors(device: torch.device) -> int:
 
 @triton.jit
 def _attend(
-    queries,
-    keys,
-    values,
-    held,
-    parts,
-    weights,
-    log_sums,
-    text_positions,
-    scale,
-    slots,
-    rows,
-    candidates,
-    window,
-    heads: tl.constexpr,
-    group: tl.constexpr,
-    group_rows: tl.constexpr,
-    head_dim: tl.constexpr,
-    splits: tl.constexpr,
-    block: tl.constexpr,
-    stages: tl.constexpr,
-):
+    queries, keys, values, held, parts, weights, log_sums, text_positions, scale, slots, rows, candidates, window,
+    heads: tl.constexpr, group: tl.constexpr, group_rows: tl.constexpr, head_dim: tl.constexpr, splits: tl.constexpr,
+    block: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
     head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     tokens = tl.load(held + row)
     span = tl.cdiv(tl.cdiv(tokens, splits), block) * block
@@ -229,20 +171,9 @@ def _attend(
 
 @triton.jit
 def _join(
-    parts,
-    weights,
-    held,
-    out,
-    log_sums,
-    text_positions,
-    rows,
-    window,
-    query_heads: tl.constexpr,
-    head_dim: tl.constexpr,
-    splits: tl.constexpr,
-    padded_splits: tl.constexpr,
-    block: tl.constexpr,
-):
+    parts, weights, held, out, log_sums, text_positions, rows, window, query_heads: tl.constexpr,
+    head_dim: tl.constexpr, splits: tl.constexpr, padded_splits: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
     query = row * query_heads + head
     totals = weights + rows * query_heads * splits

@@ -4,7 +4,7 @@ All round where transformers rounds, so that only the order of a sum can differ 
 model's dtype before the weight, and every product and sum of a rotation is rounded, its cosines and sines too. A bias
 alone is added to a product that is rounded already.
 
-Letters: B rows (one token each), E width of the residual stream, M width of the MLP, S cached tokens a row can hold,
+Shapes: B rows (one token each), E width of the residual stream, M width of the MLP, S cached tokens a row can hold,
 W window, P positions, Hq query heads, H KV heads, D head dim.
 """
 
@@ -13,32 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Divide each row by its root mean square, and scale.
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
+    """Divide each row of x, (B, E), by its root mean square, and scale by the weight, (E,), into out, (B, E).
 
-    Args:
-        x: (B, E), contiguous.
-        weight: (E,).
-        eps: added to the mean square.
-        out: (B, E), written.
+    ``eps`` is added to the mean square. ``delta``, (B, E), is added to ``x`` first, in place; all are contiguous.
     """
-    _norm(x, None, weight, eps, out)
-
-
-def add_rms_norm(residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Add to the residual stream in place, and norm the sum.
-
-    Args:
-        residual: (B, E), contiguous; ``delta`` is added to it.
-        delta: (B, E), contiguous.
-        weight: (E,).
-        eps: added to the mean square.
-        out: (B, E), written: the normed sum.
-    """
-    _norm(residual, delta, weight, eps, out)
-
-
-def _norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     _norm_row[(rows,)](x, delta, weight, eps, out, width, block, num_warps=min(16, max(1, block // 512)))
@@ -65,14 +44,11 @@ def rotate_and_append(
     Args:
         qkv: (B, (Hq + 2H) D), contiguous: the query heads, the key heads, the value heads.
         bias: ((Hq + 2H) D,), added first; None for none.
-        cos: (P, D), any float dtype, rotations by position.
-        sin: (P, D).
+        cos, sin: (P, D), any float dtype, rotations by position.
         text_positions: (B,) int64, below P.
-        q_weight: (D,), RMS norm of each query head before the rotation; None for none.
-        k_weight: (D,), the same of each key head.
+        q_weight, k_weight: (D,), RMS norm of each query or key head before the rotation; None for none.
         eps: of the norms.
-        keys: (B, S, H, D), contiguous; written at slot ``lengths``.
-        values: (B, S, H, D), contiguous; written at slot ``lengths``.
+        keys, values: (B, S, H, D), contiguous; written at slot ``lengths``.
         lengths: (B,) int32, tokens each row holds already.
         active: (B,) int32; of a row with 0, and of one that is full, nothing but ``out`` is written.
         ring: (B, W, Hq, D), contiguous; the query is also written at the position modulo W. None for none.
@@ -83,40 +59,14 @@ def rotate_and_append(
     block = max(1, 512 // head_dim)
     query_blocks, head_blocks = triton.cdiv(query_heads, block), triton.cdiv(heads, block)
     _rotate_and_append[(rows, query_blocks + 2 * head_blocks)](
-        qkv,
-        bias,
-        cos,
-        sin,
-        text_positions,
-        q_weight,
-        k_weight,
-        eps,
-        keys,
-        values,
-        lengths,
-        active,
-        ring,
-        out,
-        slots,
-        1 if ring is None else ring.shape[1],
-        query_heads=query_heads,
-        heads=heads,
-        head_dim=head_dim,
-        block=block,
-        query_blocks=query_blocks,
-        head_blocks=head_blocks,
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
+        qkv, bias, cos, sin, text_positions, q_weight, k_weight, eps, keys, values, lengths, active, ring, out, slots,
+        1 if ring is None else ring.shape[1], query_heads=query_heads, heads=heads, head_dim=head_dim, block=block,
+        query_blocks=query_blocks, head_blocks=head_blocks, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def silu_multiply(gate_up: Tensor, out: Tensor) -> None:
-    """Activate the gate and multiply: out = silu(gate) * up.
-
-    Args:
-        gate_up: (B, 2M), contiguous: the gate, then what it lets through.
-        out: (B, M), contiguous, written.
-    """
+    """Activate and multiply: ``gate_up`` (B, 2M), the gate and then its input, to ``out`` (B, M); contiguous."""
     rows, width = out.shape
     _silu_multiply[(rows, triton.cdiv(width, 1024))](gate_up, out, width, 1024, num_warps=4)
 
@@ -186,29 +136,10 @@ def _store_halves(target, start, head, inside, low, high, head_dim: tl.constexpr
 
 @triton.jit
 def _rotate_and_append(
-    qkv,
-    bias,
-    cos,
-    sin,
-    text_positions,
-    q_weight,
-    k_weight,
-    eps,
-    keys,
-    values,
-    lengths,
-    active,
-    ring,
-    out,
-    slots,
-    window,
-    query_heads: tl.constexpr,
-    heads: tl.constexpr,
-    head_dim: tl.constexpr,
-    block: tl.constexpr,
-    query_blocks: tl.constexpr,
-    head_blocks: tl.constexpr,
-):
+    qkv, bias, cos, sin, text_positions, q_weight, k_weight, eps, keys, values, lengths, active, ring, out, slots,
+    window, query_heads: tl.constexpr, heads: tl.constexpr, head_dim: tl.constexpr, block: tl.constexpr,
+    query_blocks: tl.constexpr, head_blocks: tl.constexpr,
+):  # fmt: skip
     dtype: tl.constexpr = qkv.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)

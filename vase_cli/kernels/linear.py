@@ -3,10 +3,10 @@
 A decode step reads every weight once for a few rows; from 33 rows on the vendor's library is as fast. Each program
 holds a few rows of the weight against all rows of the input and streams them with many loads on their way at a time.
 
-Letters: M rows of the input, N outputs, K inputs.
+Shapes: M rows of the input, N outputs, K inputs.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -18,26 +18,17 @@ from vase_cli.kernels import usable
 MAX_ROWS = 32
 
 
-@dataclass(frozen=True)
-class LinearConfig:
-    """How the work is divided; block sizes are powers of two.
-
-    Attributes:
-        block_n: rows of the weight in one program.
-        block_k: inputs read at a time.
-        stages: such tiles on their way from memory at a time; 0 multiplies without tensor cores or shared memory,
-            for one row.
-        warps: of 32 threads in a program.
-    """
+class _Config(NamedTuple):
+    """How the work is divided: rows of the weight in one program, and inputs read at a time; powers of two."""
 
     block_n: int
     block_k: int
-    stages: int = 4
+    stages: int = 4  # tiles on their way from memory at a time; 0: neither tensor cores nor shared memory, for one row
     warps: int = 4
 
 
 def serves(x: Tensor, weight: Tensor) -> bool:
-    """Whether :func:`linear` takes such tensors: x (M, K), weight (N, K)."""
+    """Whether :func:`linear` takes such tensors: few rows x (M, K) and weight (N, K), contiguous, bf16 or fp16."""
     return (
         usable(x)
         and x.shape[0] <= MAX_ROWS
@@ -48,66 +39,42 @@ def serves(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def linear_config(rows: int, columns: int, inner: int) -> LinearConfig:
-    """What suits M rows, N outputs and K inputs: the fastest of those tried on an H200 for an 8B model's shapes.
+def _config(rows: int, columns: int, inner: int) -> _Config:
+    """The division for M rows, N outputs and K inputs: the fastest of those tried on an H200 for an 8B model's shapes.
 
     At most 96 KB of shared memory, so that two programs stand on a multiprocessor at a time.
     """
     if rows == 1:
-        return LinearConfig(block_n=1 if columns <= 8192 else 2, block_k=2048 if inner >= 2048 else 1024, stages=0)
+        return _Config(block_n=1 if columns <= 8192 else 2, block_k=2048 if inner >= 2048 else 1024, stages=0)
     if columns >= 16384:
-        return LinearConfig(block_n=64, block_k=128)
+        return _Config(block_n=64, block_k=128)
     if rows > 16:
-        return LinearConfig(block_n=32 if columns >= 4096 else 16, block_k=128, stages=5)
+        return _Config(block_n=32 if columns >= 4096 else 16, block_k=128, stages=5)
     if columns == 4096 and inner >= 4096:
-        return LinearConfig(block_n=32, block_k=512, stages=3)
-    return LinearConfig(block_n=32 if columns >= 4096 else 16, block_k=256)
+        return _Config(block_n=32, block_k=512, stages=3)
+    return _Config(block_n=32 if columns >= 4096 else 16, block_k=256)
 
 
-def linear(x: Tensor, weight: Tensor, out: Tensor, config: LinearConfig | None = None) -> None:
-    """Multiply: out = x weightᵀ, products added in float32.
-
-    Args:
-        x: (M, K), contiguous, bf16 or fp16, M at most 32.
-        weight: (N, K), contiguous, of the same dtype.
-        out: (M, N), contiguous, of the same dtype, written.
-        config: other than :func:`linear_config`'s, for benchmarks.
-    """
+def linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Multiply what :func:`serves` takes: out = x weightᵀ, (M, N), contiguous, of the same dtype, added in float32."""
     rows, inner = x.shape
     columns = weight.shape[0]
-    config = config or linear_config(rows, columns, inner)
-    tiles = triton.cdiv(columns, config.block_n)
-    if config.stages == 0:
-        _multiply_row[(tiles,)](x, weight, out, columns, inner, config.block_n, config.block_k, num_warps=config.warps)
+    block_n, block_k, stages, warps = _config(rows, columns, inner)
+    tiles = triton.cdiv(columns, block_n)
+    if stages == 0:
+        _multiply_row[(tiles,)](x, weight, out, columns, inner, block_n, block_k, num_warps=warps)
         return
     _multiply[(tiles,)](
-        x,
-        weight,
-        out,
-        rows,
-        columns,
-        inner,
-        block_m=max(16, triton.next_power_of_2(rows)),
-        block_n=config.block_n,
-        block_k=config.block_k,
-        stages=config.stages,
-        num_warps=config.warps,
-    )
+        x, weight, out, rows, columns, inner, block_m=max(16, triton.next_power_of_2(rows)), block_n=block_n,
+        block_k=block_k, stages=stages, num_warps=warps,
+    )  # fmt: skip
 
 
 @triton.jit
 def _multiply(
-    x,
-    weight,
-    out,
-    rows,
-    columns: tl.constexpr,
-    inner: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-    block_k: tl.constexpr,
-    stages: tl.constexpr,
-):
+    x, weight, out, rows, columns: tl.constexpr, inner: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    block_k: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
     tile = tl.program_id(0)
     column = tl.arange(0, block_n)
     row = tl.arange(0, block_m)
@@ -135,13 +102,7 @@ def _multiply(
 
 @triton.jit
 def _multiply_row(
-    x,
-    weight,
-    out,
-    columns: tl.constexpr,
-    inner: tl.constexpr,
-    block_n: tl.constexpr,
-    block_k: tl.constexpr,
+    x, weight, out, columns: tl.constexpr, inner: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr
 ):
     tile = tl.program_id(0)
     column = tl.arange(0, block_n)
@@ -151,12 +112,8 @@ def _multiply_row(
     total = tl.zeros([block_n, block_k], tl.float32)
     for start in tl.range(0, inner, block_k):
         is_inside = start + depth < inner
-        some_weights = tl.load(
-            weights + start,
-            mask=is_column[:, None] & is_inside[None, :],
-            other=0.0,
-            eviction_policy="evict_first",
-        )
+        weight_mask = is_column[:, None] & is_inside[None, :]
+        some_weights = tl.load(weights + start, mask=weight_mask, other=0.0, eviction_policy="evict_first")
         some_inputs = tl.load(x + start + depth, mask=is_inside, other=0.0, eviction_policy="evict_last")
         total += some_weights.to(tl.float32) * some_inputs.to(tl.float32)[None, :]
     result = tl.sum(total, axis=1)

@@ -13,13 +13,8 @@ def best(scores: Tensor, count: int, *, first: Tensor | None = None) -> Tensor:
 
     ``torch.topk`` leaves the order of equal values open; here score and index go into one integer.
 
-    Args:
-        scores: (..., M) float32 without NaN, M at most 2**24; infinities are allowed.
-        count: how many, at most M.
-        first: (..., M) bool, what comes before all the rest whatever its score.
-
-    Returns:
-        (..., count) int64.
+    From (..., M) float32 without NaN, M at most 2**24, to (..., count) int64. Those of ``first``, (..., M) bool, come
+    before all the rest whatever their scores.
     """
     bits = (scores + 0.0).contiguous().view(torch.int32).long()  # + 0.0: the two zeros are one score
     rank = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # orders like the float

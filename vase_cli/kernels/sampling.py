@@ -1,6 +1,6 @@
 """The next token of each row from few candidates: the kernels of :mod:`vase_cli.engine.sampling`.
 
-Letters: B rows, V vocabulary, K candidates (a power of two).
+Shapes: B rows, V vocabulary, K candidates (a power of two).
 
 A row is cut into segments of 16 tokens and groups of 16 segments. The best K tokens stand in the K segments with
 the best peaks, and those in the K groups with the best peaks. So one pass over the logits writes the peaks, and
@@ -21,32 +21,20 @@ _SEGMENT = tl.constexpr(16)
 _LOWEST_KEY = tl.constexpr(-0x7F800001)  # of minus infinity, what stands where there is no token
 _NOT_FINITE_KEY = tl.constexpr(0x7FFFFFFF)
 
-_BLOCK = 4096
-"""Tokens that one program reads in the pass over the logits."""
-
-_PEAK_WARPS = 4
-_DRAW_WARPS = 4
+_BLOCK = 4096  # tokens that one program reads in the pass over the logits
+_WARPS = 4
 
 
 def draw(
-    logits: Tensor,
-    candidates: int,
-    temperature: float,
-    top_p: float,
-    min_p: float,
-    keys: Tensor,
-    positions: Tensor,
+    logits: Tensor, candidates: int, temperature: float, top_p: float, min_p: float, keys: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Draw a token of each row from its best candidates; one candidate is the greedy choice.
 
     Args:
         logits: (B, V) float32, float16 or bfloat16.
         candidates: how many of the best tokens to draw from, 1 to 64 and at most V.
-        temperature: above 0.
-        top_p: in (0, 1], see :mod:`vase_cli.engine.sampling`.
-        min_p: in [0, 1].
-        keys: (B,) int64.
-        positions: (B,) int64.
+        temperature, top_p, min_p: above 0, in (0, 1] and in [0, 1], see :mod:`vase_cli.engine.sampling`.
+        keys, positions: (B,) int64.
 
     Returns:
         (B,) int64 token ids and (B,) bool, whether all logits of the row are finite; the token is 0 where not.
@@ -57,45 +45,22 @@ def draw(
     blocks = triton.cdiv(vocabulary, _BLOCK)
     segments = blocks * _BLOCK // _SEGMENT.value
     groups = segments // _SEGMENT.value
-    segment_peaks = torch.empty((rows, segments), dtype=torch.int32, device=logits.device)
-    group_peaks = torch.empty((rows, groups), dtype=torch.int32, device=logits.device)
+    segment_peaks, group_peaks = (
+        torch.empty((rows, count), dtype=torch.int32, device=logits.device) for count in (segments, groups)
+    )
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
     _write_peaks[(rows, blocks)](
-        logits,
-        logits.stride(0),
-        vocabulary,
-        segment_peaks,
-        segments,
-        group_peaks,
-        groups,
-        block=_BLOCK,
-        num_warps=_PEAK_WARPS,
-    )
+        logits, logits.stride(0), vocabulary, segment_peaks, segments, group_peaks, groups, block=_BLOCK,
+        num_warps=_WARPS,
+    )  # fmt: skip
     candidate_bits = (candidates - 1).bit_length()
     _draw[(rows,)](
-        logits,
-        logits.stride(0),
-        vocabulary,
-        segment_peaks,
-        segments,
-        group_peaks,
-        groups,
-        candidates,
-        temperature,
-        top_p,
-        min_p,
-        keys,
-        keys.stride(0),
-        positions,
-        positions.stride(0),
-        tokens,
-        finite,
-        group_bits=max((groups - 1).bit_length(), candidate_bits),
-        candidate_bits=candidate_bits,
-        member_bits=candidate_bits + (_SEGMENT.value - 1).bit_length(),
-        num_warps=_DRAW_WARPS,
-    )
+        logits, logits.stride(0), vocabulary, segment_peaks, segments, group_peaks, groups, candidates, temperature,
+        top_p, min_p, keys, keys.stride(0), positions, positions.stride(0), tokens, finite,
+        group_bits=max((groups - 1).bit_length(), candidate_bits), candidate_bits=candidate_bits,
+        member_bits=candidate_bits + (_SEGMENT.value - 1).bit_length(), num_warps=_WARPS,
+    )  # fmt: skip
     return tokens, finite
 
 
@@ -120,27 +85,10 @@ def _write_peaks(logits, row_stride, vocabulary, segment_peaks, segments, group_
 
 @triton.jit
 def _draw(
-    logits,
-    row_stride,
-    vocabulary,
-    segment_peaks,
-    segments,
-    group_peaks,
-    groups,
-    candidates,
-    temperature,
-    top_p,
-    min_p,
-    keys,
-    keys_stride,
-    positions,
-    positions_stride,
-    tokens,
-    finite,
-    group_bits: tl.constexpr,
-    candidate_bits: tl.constexpr,
-    member_bits: tl.constexpr,
-):
+    logits, row_stride, vocabulary, segment_peaks, segments, group_peaks, groups, candidates, temperature, top_p, min_p,
+    keys, keys_stride, positions, positions_stride, tokens, finite,
+    group_bits: tl.constexpr, candidate_bits: tl.constexpr, member_bits: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     group_ids = tl.arange(0, 1 << group_bits)
     peaks = tl.load(group_peaks + row * groups + group_ids, mask=group_ids < groups, other=_LOWEST_KEY)

@@ -1,6 +1,6 @@
 """Which candidates stay at a cut, and the cut itself, in the cache's own memory.
 
-Letters: N work items (one layer of one sequence), R storage rows, S cached tokens, W window, C = S - W candidates,
+Shapes: N work items (one layer of one sequence), R storage rows, S cached tokens, W window, C = S - W candidates,
 K = C - W of them kept, H KV heads, D head dim.
 
 One program serves one head of one item. The order of the scores is that of :func:`vase_cli.kernels.ranking.best`. The
@@ -12,14 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LONGEST = 32_768
-"""The most candidates that one program holds."""
-
-_TILE = 2048
-"""Candidates whose places are worked out in one step."""
-
-_MOVED_AT_ONCE = 4096
-"""Elements of a window's keys that are moved in one step."""
+LONGEST = 32_768  # the most candidates that one program holds
+_TILE = 2048  # candidates whose places are worked out in one step
+_MOVED_AT_ONCE = 4096  # elements of a window's keys that are moved in one step
 
 
 @triton.jit
@@ -40,10 +35,10 @@ def _loaded(scores, first, offsets, candidates, has_first: tl.constexpr):
 
 @triton.jit
 def _search(scores, first, candidates, count, has_first: tl.constexpr, block: tl.constexpr):
-    """What :func:`_stays` needs to know of all candidates, to keep the ``count`` best.
+    """Facts about all candidates from which :func:`_stays` tells the ``count`` best.
 
-    Returns whether all that are named first stay, the rank of the last one that stays on its score, and how many of
-    that rank stay.
+    Whether all that are named first stay, the rank of the last one that stays on its score, and how many of that rank
+    stay.
     """
     loaded, named, inside = _loaded(scores, first, tl.arange(0, block), candidates, has_first)
     fits = count < 0
@@ -65,7 +60,7 @@ def _search(scores, first, candidates, count, has_first: tl.constexpr, block: tl
 
 @triton.jit
 def _stays(scores, named, inside, fits, threshold, places, has_first: tl.constexpr):
-    """Which candidates stay, and which of them share the last ones' rank: the first ``places`` of those stay."""
+    """Flags of candidates that stay, and of those that share the last one's rank: the first ``places`` of them stay."""
     pool = inside
     if has_first:
         pool = inside & (named ^ fits)
@@ -148,15 +143,7 @@ def _evict_kernel(
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """The ``count`` largest scores of each head, equal ones by the earlier.
-
-    Args:
-        scores: (N, H, C) float32, C at most ``LONGEST``.
-        count: from 0 to C.
-
-    Returns:
-        (N, H, C) bool.
-    """
+    """The ``count`` largest scores of each head, equal ones by the earlier: (N, H, C) float32 to bool, C <= LONGEST."""
     scores = scores.contiguous()
     items, heads, candidates = scores.shape
     chosen = torch.empty(scores.shape, dtype=torch.bool, device=scores.device)
@@ -179,54 +166,28 @@ def evict(
     bad_layers: Tensor,
     first_item: int,
     layers: int,
-    budget: int,
-    window: int,
 ) -> None:
-    """Cut rows in place, as ``StaticCache.evict`` says; all but ``scores`` and ``first`` contiguous.
+    """Cut rows in place; arguments as of ``StaticCache.evict``, the cache's own tensors by storage row.
 
     Args:
-        scores: (N, H, C) float32 in text order, C = budget, at most ``LONGEST``.
-        first: (N, H, C) bool, what stays before all the rest; None for nothing.
-        slots: (R, H, S) int32.
-        positions: (R, H, S) int32.
-        keys, values: (R, S, H, D).
-        rows: (N,) int64, which storage rows the items are, each once.
-        text_tokens: (N,) int64.
-        bad_layers: one int32 for each sequence, lowered to the first layer whose scores hold a NaN.
-        first_item: the number of the first item, where items are numbered sequence by sequence, layer by layer.
+        scores: (N, H, C) float32 in text order, C at most ``LONGEST``: as many tokens stay.
+        slots, positions: (R, H, S) int32, contiguous.
+        keys, values: (R, S, H, D), contiguous.
         layers: L, items of a sequence.
-        budget: tokens that stay in each head.
-        window: W.
     """
-    items, heads = scores.shape[:2]
-    head_dim = keys.shape[-1]
+    items, heads, candidates = scores.shape
+    window, head_dim = slots.shape[-1] - candidates, keys.shape[-1]
     head_block = triton.next_power_of_2(head_dim)
-    block = triton.next_power_of_2(budget)
+    block = triton.next_power_of_2(candidates)
     scores = scores.contiguous()
+    holes = torch.empty((items, heads, window), dtype=torch.int32, device=scores.device)
     _evict_kernel[(items, heads)](
-        scores,
-        scores if first is None else first.contiguous(),
-        slots,
-        positions,
-        keys,
-        values,
-        rows,
-        text_tokens,
-        torch.empty((items, heads, window), dtype=torch.int32, device=scores.device),
-        bad_layers,
-        first_item,
-        layers,
-        heads,
-        budget,
-        head_dim,
-        window=window,
-        has_first=first is not None,
-        block=block,
-        tile=min(block, _TILE),
-        window_block=min(triton.next_power_of_2(window), max(1, _MOVED_AT_ONCE // head_block)),
-        head_block=head_block,
+        scores, scores if first is None else first.contiguous(), slots, positions, keys, values, rows, text_tokens,
+        holes, bad_layers, first_item, layers, heads, candidates, head_dim,
+        window=window, has_first=first is not None, block=block, tile=min(block, _TILE),
+        window_block=min(triton.next_power_of_2(window), max(1, _MOVED_AT_ONCE // head_block)), head_block=head_block,
         num_warps=_warps(block),
-    )
+    )  # fmt: skip
 
 
 def _warps(block: int) -> int:

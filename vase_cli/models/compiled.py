@@ -3,7 +3,7 @@
 Attention and cache stay outside of what is compiled, as one opaque operation for each layer. The running step reaches
 that operation through a context variable, as an operation takes tensors and numbers only.
 
-Letters: B rows, Hq query heads, H KV heads, D head dim, V vocabulary.
+Shapes: B rows, Hq query heads, H KV heads, D head dim, V vocabulary.
 """
 
 import os
@@ -34,11 +34,7 @@ def _(queries: Tensor, keys: Tensor, values: Tensor, layer: int, scale: float) -
 
 
 class CompiledForward:
-    """A compiled decode step.
-
-    Args:
-        forward: token ids and positions, (B, 1) int64, to logits, (B, V); its attention calls :func:`attend`.
-    """
+    """A decode step, token ids and positions, (B, 1) int64, to logits, (B, V), whose attention calls :func:`attend`."""
 
     def __init__(self, forward: Callable[[Tensor, Tensor], Tensor]) -> None:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -5,7 +5,7 @@ up another, and the model's parameters become views of them, so that nothing is 
 products stand kernels that do what transformers does in five to ten launches each. Only families whose layers are
 known to be made so are taken, and each model is compared with transformers' own forward before it is used.
 
-Letters: T tokens (B rows in a decode step, the prompt's tokens in a prefill), V vocabulary, E width of the residual
+Shapes: T tokens (B rows in a decode step, the prompt's tokens in a prefill), V vocabulary, E width of the residual
 stream, M width of the MLP, Hq query heads, H KV heads, D head dim.
 """
 
@@ -21,9 +21,7 @@ from vase_cli import kernels
 from vase_cli.models.step import DecodeStep, ForwardStep
 
 FAMILIES = frozenset({"Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"})
-MLP_TOKENS_AT_ONCE = 8192
-"""The MLP of a long prompt runs in pieces of so many tokens: its activations are the widest."""
-
+MLP_TOKENS_AT_ONCE = 8192  # the MLP of a long prompt runs in pieces of so many tokens: its activations are the widest
 _PROBE_TOKENS = 24
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
@@ -41,6 +39,10 @@ class _Layer:
     output: Tensor
     gate_up: Tensor
     down: Tensor
+
+
+class FusionError(Exception):
+    """Why a model keeps transformers' own forward, in one line."""
 
 
 class FusedForward:
@@ -117,7 +119,7 @@ class FusedForward:
         self, token_ids: Tensor, attend: Callable[[int, _Layer, Tensor], Tensor], *, last_only: bool
     ) -> Tensor:
         """The normed last states, (T, E), or of the last token alone, (1, E)."""
-        from vase_cli.kernels.decoder import add_rms_norm, rms_norm
+        from vase_cli.kernels.decoder import rms_norm
 
         residual = torch.nn.functional.embedding(token_ids, self._embedding)
         normed = torch.empty_like(residual)
@@ -127,10 +129,10 @@ class FusedForward:
             delta = self._linear(attended.reshape(residual.shape[0], -1), layer.output)
             if last_only and number == len(self._layers) - 1:
                 residual, delta, normed = residual[-1:], delta[-1:], normed[-1:]
-            add_rms_norm(residual, delta, layer.mlp_norm, self._eps, normed)
+            rms_norm(residual, layer.mlp_norm, self._eps, normed, delta)
             delta = self._mlp(normed, layer)
             following = self._layers[number + 1].input_norm if number + 1 < len(self._layers) else self._norm
-            add_rms_norm(residual, delta, following, self._eps, normed)
+            rms_norm(residual, following, self._eps, normed, delta)
         return normed
 
     def _mlp(self, normed: Tensor, layer: _Layer) -> Tensor:
@@ -154,23 +156,18 @@ class FusedForward:
         return torch.nn.functional.linear(states, weight)
 
 
-def fuse(model: Any, reference: Callable[[Tensor, Tensor, ForwardStep], Tensor]) -> tuple[FusedForward | None, str]:
-    """Rearrange a model's weights, and make sure that nothing else has changed.
+def fuse(model: Any, reference: Callable[[Tensor, Tensor, ForwardStep], Tensor]) -> FusedForward:
+    """Rearrange the weights of transformers' model, and compare with its own forward, ``reference``.
 
-    Args:
-        model: transformers' model, on its device.
-        reference: its own forward: token ids and positions, (1, T), and a step, to logits, (1, V).
-
-    Returns:
-        The forward, or None and why not, in words.
+    Raises:
+        FusionError: a model that is not made as it must be, or whose fused forward disagrees with its own.
     """
-    if reason := _obstacle(model):
-        return None, reason
+    _check_fusible(model)
     with torch.inference_mode():
         step = _PlainStep()
         vocabulary = model.model.embed_tokens.weight.shape[0]
-        token_ids = torch.arange(_PROBE_TOKENS, device=model.device) * 7919 % vocabulary
         positions = torch.arange(_PROBE_TOKENS, device=model.device)
+        token_ids = positions * 7919 % vocabulary
         expected = reference(token_ids[None], positions[None], step).float()
     with torch.no_grad():
         forward = FusedForward(model)
@@ -178,8 +175,8 @@ def fuse(model: Any, reference: Callable[[Tensor, Tensor, ForwardStep], Tensor])
         got = forward.prefill(token_ids, step).float()
         error = float((got - expected).norm() / expected.norm())
     if not error <= _PROBE_TOLERANCE[model.dtype]:
-        return None, f"the fused forward is {error:.1%} off transformers' own"
-    return forward, ""
+        raise FusionError(f"the fused forward is {error:.1%} off transformers' own")
+    return forward
 
 
 class _PlainStep:
@@ -193,39 +190,34 @@ class _PlainStep:
         return out.transpose(1, 2)
 
 
-def _obstacle(model: Any) -> str:
-    """Why a model cannot be fused; empty if it can."""
+def _check_fusible(model: Any) -> None:
+    """Refuse a model with a ``FusionError`` unless its layers are made as the fused forward takes them to be."""
     name = type(model).__name__
-    if not kernels.usable(model.model.embed_tokens.weight if name in FAMILIES else next(model.parameters())):
-        return "no Triton on this device"
+    if not kernels.usable_on(model.device):
+        raise FusionError("no Triton on this device")
     if name not in FAMILIES:
-        return f"the layers of {name} are not known here"
-    config = model.config
-    if config.hidden_act != "silu":
-        return f"its MLP uses {config.hidden_act}"
-    attention = model.model.layers[0].self_attn
+        raise FusionError(f"the layers of {name} are not known here")
+    if model.config.hidden_act != "silu":
+        raise FusionError(f"its MLP uses {model.config.hidden_act}")
+    attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
     head_dim = attention.head_dim
     if head_dim & (head_dim - 1) or not 16 <= head_dim <= 256:
-        return f"its head dim is {head_dim}"
-    mlp = model.model.layers[0].mlp
+        raise FusionError(f"its head dim is {head_dim}")
     if any(part.bias is not None for part in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
-        return "its projections have biases"
+        raise FusionError("its projections have biases")
     if model.lm_head.bias is not None:
-        return "its lm_head has a bias"
-    return ""
+        raise FusionError("its lm_head has a bias")
 
 
 def _take_layer(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    bias = None
-    if attention.q_proj.bias is not None:
-        bias = torch.cat([projection.bias for projection in projections])
+    biases = [projection.bias for projection in projections]
     return _Layer(
         input_norm=layer.input_layernorm.weight,
         mlp_norm=layer.post_attention_layernorm.weight,
         projection=_merge(projections),
-        bias=bias,
+        bias=None if biases[0] is None else torch.cat(biases),
         query_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
         key_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
         output=attention.o_proj.weight,

@@ -1,27 +1,29 @@
-"""The only contact with transformers: find and load a model, reach its attention, fill its chat template.
+"""A loaded model and its forward, which reaches the static cache.
 
 The model is transformers' own. It reaches the static cache through ``AttentionInterface``: every layer calls
 :func:`_attention`, which hands its states to the forward step that travels as a keyword argument. Families
 that use the interface work without code of their own (Qwen3, Qwen2, Llama, Mistral, Qwen3-MoE).
 
-Letters: B rows, T tokens, V vocabulary, Hq query heads, H KV heads, D head dim.
+Shapes: B rows, T tokens, V vocabulary, Hq query heads, H KV heads, D head dim.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from vase_cli.errors import ModelError
+from vase_cli.errors import ModelError, first_line
 from vase_cli.models.compiled import CompiledForward, attend
-from vase_cli.models.describe import DTYPES, ModelFacts
+from vase_cli.models.describe import ModelFacts
 from vase_cli.models.fused import FusedForward, fuse
 from vase_cli.models.step import DecodeStep, ForwardStep
 
 INTERFACE = "vase"
 _STEP = "vase_step"
-_MOST_RESERVED_TOKENS = 2**17
+MOST_RESERVED_TOKENS = 2**17
+"""The fused forward holds the rotations of as many positions as the model is made for, up to these."""
 
 
 def _attention(
@@ -43,8 +45,8 @@ def _attention(
     if attention_mask is not None:
         raise RuntimeError("rows are packed from slot 0 with their own lengths: no attention mask may come here")
     unserved = {"sliding_window": sliding_window, "softcap": kwargs.get("softcap"), "s_aux": kwargs.get("s_aux")}
-    for name, given in unserved.items():
-        if given is not None:
+    for name, setting in unserved.items():
+        if setting is not None:
             raise ModelError(f"layer {layer} of this model uses {name}, which the static cache cannot serve")
     causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
@@ -64,36 +66,53 @@ AttentionInterface.register(INTERFACE, _attention)
 AttentionMaskInterface.register(INTERFACE, _no_mask)
 
 
+class _Probe:
+    """A forward step that only counts which layers call it, and with which shapes."""
+
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+        self.shapes: set[tuple[int, int, int]] = set()
+        self.usual_scale = True
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        self.layers.append(layer)
+        self.usual_scale &= math.isclose(scale, queries.shape[-1] ** -0.5, rel_tol=1e-6)
+        self.shapes |= {(queries.shape[2], states.shape[2], states.shape[3]) for states in (keys, values)}
+        return queries.new_zeros((*queries.shape[:3], values.shape[3]))
+
+
 class LanguageModel:
-    """A loaded model.
+    """A loaded model that the static cache can serve.
 
     Attributes:
-        facts: see :class:`ModelFacts`.
-        device: where the weights are.
+        facts, device: figures of the model, and where its weights are.
         eos_token_ids: every id that ends a text, from the generation config.
         usual_scale: whether every layer's scores are q·k / sqrt(D).
     """
 
     def __init__(
-        self, facts: ModelFacts, model: PreTrainedModel, eos_token_ids: frozenset[int], device: torch.device
+        self, facts: ModelFacts, model: PreTrainedModel, eos_token_ids: frozenset[int], device: torch.device, where: str
     ) -> None:
+        """Run the model once, to see that all its layers reach the cache.
+
+        Raises:
+            ModelError: it cannot be served; begins with ``where``.
+        """
         self.facts = facts
         self.device = device
         self.eos_token_ids = eos_token_ids
-        self.usual_scale = False
         self._model = model
         self._fused: FusedForward | None = None
         self._compiled: CompiledForward | None = None
+        self.usual_scale = self._check_layers(where)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of weights and states."""
-        return DTYPES[self.facts.dtype]
+    def fuse(self) -> None:
+        """Use the fused forward from here on, see :mod:`vase_cli.models.fused`.
 
-    def fuse(self) -> str:
-        """Use the fused forward from here on, see :mod:`vase_cli.models.fused`; why not, if it cannot be."""
-        self._fused, reason = fuse(self._model, self.forward)
-        return reason
+        Raises:
+            FusionError: it cannot be used, and why; transformers' own forward stays.
+        """
+        self._fused = fuse(self._model, self.forward)
 
     @property
     def compiled(self) -> bool:
@@ -104,16 +123,14 @@ class LanguageModel:
         """Run decode steps through ``torch.compile``, in place of the fused forward, or no longer."""
 
         def forward(token_ids: Tensor, positions: Tensor) -> Tensor:
-            out = self._model(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=1)
-            logits: Tensor = out.logits[:, -1]
-            return logits
+            return self._logits(token_ids, positions)
 
         self._compiled = CompiledForward(forward) if on else None
 
     def reserve(self, tokens: int) -> None:
         """Be ready for texts of so many tokens, and of as many as the model is made for: that takes little."""
         if self._fused is not None:
-            self._fused.reserve(max(tokens, min(self.facts.max_tokens or 0, _MOST_RESERVED_TOKENS)))
+            self._fused.reserve(max(tokens, min(self.facts.max_tokens or 0, MOST_RESERVED_TOKENS)))
 
     def prefill(self, token_ids: Tensor, step: ForwardStep) -> Tensor:
         """One prompt, (T,) int64, to the logits of its last token, (1, V)."""
@@ -132,8 +149,30 @@ class LanguageModel:
 
     def forward(self, token_ids: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:
         """Run the model: token ids and text positions, (B, T) int64, to the logits of the last token, (B, V)."""
-        out = self._model(
-            input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=1, **{_STEP: step}
-        )
+        return self._logits(token_ids, positions, **{_STEP: step})
+
+    def _logits(self, token_ids: Tensor, positions: Tensor, **step: ForwardStep) -> Tensor:
+        out = self._model(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=1, **step)
         logits: Tensor = out.logits[:, -1]
         return logits
+
+    @torch.inference_mode()
+    def _check_layers(self, where: str) -> bool:
+        """One forward of two tokens: every layer must call the cache once, with the config's shape; ``usual_scale``."""
+        shape, probe = self.facts.shape, _Probe()
+        tokens = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
+        try:
+            self.forward(tokens, torch.arange(2, device=self.device)[None], probe)
+        except ModelError as error:
+            raise ModelError(f"{where}: {error}") from error
+        except Exception as error:  # a family's own code, which may ask for what this forward does not give
+            raise ModelError(f"{where}: its forward does not run on the static cache ({first_line(error)})") from error
+        if probe.shapes - {(shape.heads, shape.kv_heads, shape.head_dim)}:
+            heads = f"its heads are {sorted(probe.shapes)}, its config says {shape}"
+            raise ModelError(f"{where}: {heads}: it cannot be served")
+        for layer in range(shape.layers):
+            if probe.layers.count(layer) != 1:
+                raise ModelError(
+                    f"{where}: layer {layer} does not use transformers' attention interface once: it cannot be served"
+                )
+        return probe.usual_scale

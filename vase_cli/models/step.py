@@ -1,7 +1,6 @@
-"""What a model's forward asks of the cache: the running step travels through the model as a keyword argument.
+"""The cache as a model's forward sees it: the running step travels through the model as a keyword argument.
 
-Letters: L layers, B rows, T prompt tokens, W window, Hq query heads, H KV heads, D head dim, S cached tokens a row can
-hold.
+Shapes: L layers, B rows, T prompt tokens, W window, Hq query heads, H KV heads, D head dim, S slots of a row.
 """
 
 from typing import Protocol
@@ -18,8 +17,7 @@ class ForwardStep(Protocol):
         Args:
             layer: which layer.
             queries: (1, T, Hq, D) in a prefill, (B, 1, Hq, D) in a decode step; rotated.
-            keys: the same with H heads; rotated.
-            values: the same with H heads.
+            keys, values: the same with H heads; keys are rotated.
             scale: factor on q·k.
 
         Returns:
@@ -29,13 +27,7 @@ class ForwardStep(Protocol):
 
 
 class CacheTensors(Protocol):
-    """The tensors of a cache that a fused forward writes to.
-
-    Attributes:
-        keys, values: (L, B, S, H, D).
-        queries: (L, B, W, Hq, D), or None where no method asks for them.
-        lengths: (B,) int32.
-    """
+    """The tensors of a cache that a fused forward writes to: states (L, B, S, H, D), queries (L, B, W, Hq, D)."""
 
     keys: Tensor
     values: Tensor
@@ -44,12 +36,7 @@ class CacheTensors(Protocol):
 
 
 class DecodeStep(ForwardStep, Protocol):
-    """The cache's side of one decode step.
-
-    Attributes:
-        text_positions: (B,) int64, of the new tokens.
-        active: (B,) int32, 0 for an idle row.
-    """
+    """The cache's side of one decode step: (B,) int64 positions of the new tokens, (B,) int32, 0 for an idle row."""
 
     text_positions: Tensor
     active: Tensor

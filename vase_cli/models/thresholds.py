@@ -1,6 +1,6 @@
 """Thresholds of the value range that a zoo entry names: read, and checked against the model.
 
-Letters: L layers, H KV heads.
+Shapes: L layers, H KV heads.
 """
 
 import hashlib
@@ -21,25 +21,15 @@ TENSOR = "thresholds"
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds of one model.
+    """Thresholds of one model."""
 
-    Attributes:
-        values: (L, H) float32 on the CPU; a token whose value range is larger is an outlier.
-        digest: names the numbers, for a run's record.
-        facts: what they were made from.
-    """
-
-    values: Tensor
-    digest: str
+    values: Tensor  # (L, H) float32 on the CPU; a token whose value range is larger is an outlier
+    digest: str  # names the numbers, for a run's record
     facts: ThresholdFacts
 
 
 def load_thresholds(entry: ModelEntry, shape: ModelShape) -> Thresholds | None:
-    """The thresholds that a zoo entry names, checked against the model; None where it names none.
-
-    Args:
-        entry: the model.
-        shape: of the loaded config.
+    """The thresholds that a zoo entry names, checked against the model's config; None where it names none.
 
     Raises:
         ConfigError: they are of another model, revision, weights or shape, or the facts break a rule.
@@ -69,7 +59,7 @@ def load_thresholds(entry: ModelEntry, shape: ModelShape) -> Thresholds | None:
     if numbers_digest(numbers) != facts.digest:
         raise DataError(f"{numbers}: not the numbers that {path.name} speaks of; {again}")
     if not bool(values.isfinite().all()):
-        layer, head = (int(one) for one in (~values.isfinite()).nonzero()[0])
+        layer, head = (~values.isfinite()).nonzero()[0].tolist()
         raise DataError(
             f"{numbers}: layer {layer}, KV head {head}: {float(values[layer, head])} is no threshold; {again}"
         )

@@ -61,14 +61,13 @@ class ChatTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens (``<think>`` is text)."""
-        text: str = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        return str(
+            self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
-        return text
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token by itself, special tokens too."""
-        return [str(self._tokenizer.decode([one], clean_up_tokenization_spaces=False)) for one in token_ids]
+        return [str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in token_ids]
 
 
 def load_tokenizer(entry: ModelEntry) -> ChatTokenizer:

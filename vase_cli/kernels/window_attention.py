@@ -1,8 +1,7 @@
 """Attention of the last queries to each candidate, without ever writing a (queries x candidates) matrix.
 
-Letters: R storage rows, S slots of a row, N work items, C candidates, W window, Hq query heads, H KV heads,
-G = Hq // H, D head dim. The Q = G * W queries that read a KV head are one list; query j is token j // G,
-head j % G.
+Shapes as in ``_candidates``; W window, Hq query heads, G = Hq // H. The Q = G * W queries that read a KV head are one
+list; query j is token j // G, head j % G.
 
 Two passes over the keys. The first leaves log2(sum(exp2(score))) of each query, in parts of a fixed number of
 candidates, unless the decode steps have left it already; the second recomputes the scores and sums
@@ -18,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vase_cli.kernels._candidates import order_of, slots_of, span_of, stages_of
+
 
 class Tiles(NamedTuple):
     """How one pass is cut up: queries and candidates of a tile, candidates of a program, warps, tiles in flight."""
@@ -29,43 +30,16 @@ class Tiles(NamedTuple):
     stages: int
 
 
-class WindowTiles(NamedTuple):
-    """The tiles of both passes."""
-
-    log_sums: Tiles
-    weights: Tiles
-
-
-def default_tiles(dtype: torch.dtype, head_dim: int) -> WindowTiles:
-    """The tiles that :func:`window_attention` uses; they depend on nothing but the type and the head dim."""
-    if dtype == torch.float32:
-        queries = 32 if head_dim <= 128 else 16
-        return WindowTiles(Tiles(queries, 32, 2048, 4, 1), Tiles(queries, 32, 512, 4, 1))
-    stages = 3 if head_dim <= 128 else 2
-    return WindowTiles(Tiles(128, 64, 2048, 8, stages), Tiles(128, 64, 1024, 4, 2))
-
-
 def window_attention(
-    queries: Tensor,
-    keys: Tensor,
-    rows: Tensor,
-    slots: Tensor | None,
-    candidates: int,
-    *,
-    log_sums: Tensor | None = None,
-    tiles: WindowTiles | None = None,
+    queries: Tensor, keys: Tensor, rows: Tensor, slots: Tensor | None, candidates: int, log_sums: Tensor | None = None
 ) -> Tensor:
     """Softmax over the candidates of q·k / sqrt(D), mean over the G * W queries of each KV head.
 
     Args:
-        queries: (R, W, Hq, D), the last W queries in any order; the last dimension contiguous, as of all states.
-        keys: (R, S, H, D) of the same type: bfloat16, float16 or float32; D a power of two from 16 to 256.
-        rows: (N,) int64, the storage row of each item.
-        slots: (R, H, S) int32, the slot of each token in text order; None = stored in text order.
-        candidates: C, the first tokens of the text order.
+        queries: (R, W, Hq, D), the last W queries in any order, and as all states of one dtype.
+        keys, rows, slots, candidates: see ``_candidates``.
         log_sums: (R, W, Hq) float32, contiguous: what the first pass would find, log2(sum(exp(q·k / sqrt(D)))) of each
             query, from :func:`vase_cli.kernels.attention.decode_attention`.
-        tiles: other tiles than :func:`default_tiles`, to measure them.
 
     Returns:
         (N, H, C) float32, sums to 1 over C; NaN where a state that enters is not finite.
@@ -73,7 +47,7 @@ def window_attention(
     _, window, query_heads, head_dim = queries.shape
     items, heads = rows.shape[0], keys.shape[2]
     group = query_heads // heads
-    first, second = tiles or default_tiles(keys.dtype, head_dim)
+    first, second = _tiles(keys.dtype, head_dim)
     first = first._replace(span=span_of(first.span, candidates, 32))
     parts, spans = triton.cdiv(candidates, first.span), triton.cdiv(candidates, second.span)
     weights = torch.empty((items, heads, candidates), dtype=torch.float32, device=keys.device)
@@ -81,7 +55,7 @@ def window_attention(
     strides = (*queries.stride()[:3], *keys.stride()[:3], slot_row, slot_head)
     scale = math.log2(math.e) / math.sqrt(head_dim)
     shape = {"heads": heads, "group": group, "query_count": group * window, "head_dim": head_dim}
-    given = log_sums is not None
+    has_log_sums = log_sums is not None
     if log_sums is None:
         log_sums = torch.empty((items, heads, parts, group * window), dtype=torch.float32, device=keys.device)
         cut = _cut(first, group * window, candidates, slots is not None)
@@ -90,41 +64,19 @@ def window_attention(
         )
     cut = _cut(second, group * window, candidates, slots is not None)
     _weights[(items * spans * heads,)](
-        queries,
-        keys,
-        rows,
-        order,
-        log_sums,
-        weights,
-        *strides,
-        candidates,
-        parts,
-        spans,
-        scale,
-        **shape,
-        **cut,
-        padded_parts=triton.next_power_of_2(parts),
-        given=given,
-    )
+        queries, keys, rows, order, log_sums, weights, *strides, candidates, parts, spans, scale, **shape, **cut,
+        padded_parts=triton.next_power_of_2(parts), given=has_log_sums,
+    )  # fmt: skip
     return weights
 
 
-def order_of(slots: Tensor | None, rows: Tensor) -> tuple[Tensor, int, int]:
-    """The slots and their strides of row and head; without slots, something that is never read."""
-    if slots is None:
-        return rows, 0, 0
-    return slots, slots.stride(0), slots.stride(1)
-
-
-def stages_of(tiles: int, indirect: bool) -> int:
-    """Triton's ``num_stages`` that keeps a number of tiles in flight: one read through slots takes two stages."""
-    return 2 * tiles - 1 if indirect else tiles
-
-
-def span_of(usual: int, candidates: int, most: int) -> int:
-    """Candidates in one part of a sum over all of them: as usual, or as many as leave no more parts than ``most``."""
-    least: int = triton.next_power_of_2(triton.cdiv(candidates, most))
-    return max(usual, least)
+def _tiles(dtype: torch.dtype, head_dim: int) -> tuple[Tiles, Tiles]:
+    """The tiles of both passes; they depend on nothing but the dtype and the head dim."""
+    if dtype == torch.float32:
+        queries = 32 if head_dim <= 128 else 16
+        return Tiles(queries, 32, 2048, 4, 1), Tiles(queries, 32, 512, 4, 1)
+    stages = 3 if head_dim <= 128 else 2
+    return Tiles(128, 64, 2048, 8, stages), Tiles(128, 64, 1024, 4, 2)
 
 
 def _cut(tiles: Tiles, queries: int, candidates: int, indirect: bool) -> dict[str, int]:
@@ -226,16 +178,6 @@ def _weights(
             tl.store(out + token, weight, mask=token < candidates)
         if query_blocks > 1:
             tl.debug_barrier()
-
-
-@triton.jit
-def slots_of(slot_at, token, candidates, indirect: tl.constexpr, even: tl.constexpr):
-    """The slot of each token; unless all tokens are candidates (even), one that exists for those that are not."""
-    if indirect:
-        if even:
-            return tl.load(slot_at + token)
-        return tl.load(slot_at + token, mask=token < candidates, other=0)
-    return token if even else tl.where(token < candidates, token, 0)
 
 
 @triton.jit

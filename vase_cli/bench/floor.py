@@ -1,0 +1,62 @@
+"""The least time of a decode step: the bytes that it must read over the bandwidth of a copy.
+
+Shapes: B slots, W window.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from vase_cli.bench.cells import Steps
+from vase_cli.engine.assembly import Assembly
+from vase_cli.engine.timing import mark, milliseconds
+
+_COPIES = 10
+_COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20, "mps": 256 * 2**20}
+
+
+def count_reads(held: Sequence[int], budget: int | None, window: int, steps: Steps) -> tuple[float, int]:
+    """Tokens that a row attends to, the new one included, mean over rows and measured steps; and cuts in these steps.
+
+    Rows hold ``held`` cached tokens before the warm-up; one that holds budget + window is cut, but none for None.
+    """
+    read, cuts = 0, 0
+    for tokens in held:
+        for step in range(steps.warm_up + steps.measured):
+            measured = step >= steps.warm_up
+            tokens += 1
+            read += tokens if measured else 0
+            if budget is not None and tokens == budget + window:
+                tokens = budget
+                cuts += measured
+    return read / (len(held) * steps.measured), cuts
+
+
+def weights_read(assembly: Assembly, slots: int) -> int:
+    """Bytes of weights that a step of so many rows reads: all but the embedding's rows and experts out of reach.
+
+    A tied embedding is read as the head. Of a mixture all experts count that the rows could choose.
+    """
+    facts = assembly.facts
+    element_bytes = facts.weights_bytes // facts.parameters
+    unread = 0
+    if assembly.entry.architecture is not None:
+        unread = assembly.entry.architecture.unread_expert_parameters(facts.shape.layers, slots)
+    return facts.weights_bytes - facts.embedding_bytes - unread * element_bytes
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes read and written in a second by a large copy within the device's memory; the best of several."""
+    size = _COPY_BYTES[device.type]
+    if device.type == "cuda":
+        size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    best_s = min(_copy_s(source, target) for _ in range(_COPIES))
+    return 2 * size / best_s
+
+
+def _copy_s(source: torch.Tensor, target: torch.Tensor) -> float:
+    start = mark(source.device)
+    target.copy_(source)
+    return milliseconds(start, mark(source.device)) / 1000.0

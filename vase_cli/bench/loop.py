@@ -1,0 +1,116 @@
+"""Measured runs of an engine: decode steps with all rows busy, and the prefill of one prompt.
+
+Shapes: B slots, W window.
+"""
+
+import contextlib
+import gc
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from vase_cli.bench.cells import Steps
+from vase_cli.engine.engine import Engine
+from vase_cli.engine.requests import Completion, NewTokens, Notice, Request
+from vase_cli.errors import RunError
+
+_PREFILLS = 3
+
+
+@dataclass(frozen=True)
+class LoopTimes:
+    """A measured decode loop."""
+
+    step_ms: list[float]  # each step, its cuts included
+    cut_ms: list[float]  # the cuts of each step
+    loop_ms: float  # from the last step of the warm-up to the last measured one
+    notices: list[str]  # of the engine
+
+
+def staggered(budget: int, window: int, slots: int) -> list[int]:
+    """Cached tokens of each row, spread over the window, so that as many rows are cut in one step as in another."""
+    return [budget + row * window // slots for row in range(slots)]
+
+
+def run_loop(engine: Engine, context: int, held: Sequence[int], steps: Steps) -> LoopTimes:
+    """Decode with all rows busy and time the steps after the warm-up; the rows are free again after it.
+
+    The engine must be idle, and timed; all rows have ``context`` tokens of text and ``held`` cached ones.
+
+    Raises:
+        torch.OutOfMemoryError: the engine had to shrink. RunError: a row ended.
+    """
+    timer = engine.timer
+    timer.clear()
+    prompt = (1,) * context
+    names = [f"row {row}" for row in range(len(held))]
+    engine.occupy([Request(name, prompt, name, ignore_eos=True) for name in names], held)
+    done, started, ended = 0, 0.0, 0.0
+    notices = []
+    with _no_collections(), contextlib.closing(engine.stream(())) as events:  # type: ignore[type-var]
+        for event in events:
+            if isinstance(event, Completion):
+                raise RunError(event.error or f"{event.request.id} ended after {len(event.token_ids)} tokens")
+            if isinstance(event, Notice):
+                notices.append(event.sentence)
+            if engine.settings.slots < len(held):
+                raise torch.OutOfMemoryError(notices[-1] if notices else "fewer slots than asked for")
+            done += isinstance(event, NewTokens)
+            if done == steps.warm_up and not started:
+                started = time.perf_counter()
+            if done == steps.warm_up + steps.measured:
+                ended = time.perf_counter()
+                break
+    measured = slice(steps.warm_up, steps.warm_up + steps.measured)
+    return LoopTimes(timer.step_ms()[measured], timer.cut_ms()[measured], 1000.0 * (ended - started), notices)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Python's garbage collector takes tenths of a second when it goes through all objects; not while time is taken."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def prefill_speed(engine: Engine, prompt: tuple[int, ...]) -> float:
+    """Tokens a second of a prompt's prefill, alone: the median of several, after one to warm up."""
+    speeds = []
+    for number in range(1 + _PREFILLS):
+        before_tokens, before_s = engine.stats.prefill_tokens, engine.stats.prefill_s
+        name = f"prompt {number}"
+        request = Request(name, prompt, name, ignore_eos=True)
+        with contextlib.closing(engine.stream([request])) as events:  # type: ignore[type-var]
+            for event in events:
+                if isinstance(event, Completion):
+                    raise RunError(event.error or f"{name} ended at once")
+                if engine.stats.prefill_tokens > before_tokens:
+                    break
+        speeds.append((engine.stats.prefill_tokens - before_tokens) / (engine.stats.prefill_s - before_s))
+    return statistics.median(speeds[1:])
+
+
+def step_figures(times: LoopTimes, slots: int, read_bytes: float, bandwidth: float) -> dict[str, float | int]:
+    """The figures of a loop of B rows whose steps read so many bytes."""
+    count = len(times.step_ms)
+    mean_ms = times.loop_ms / count
+    median_ms = statistics.median(times.step_ms)
+    floor_ms = 1000.0 * read_bytes / bandwidth
+    return {
+        "step_ms_median": median_ms,
+        "step_ms_p95": sorted(times.step_ms)[math.ceil(0.95 * count) - 1],
+        "step_ms_mean": mean_ms,
+        "tokens_per_s": 1000.0 * slots / mean_ms,
+        "floor_ms": floor_ms,
+        "ratio": mean_ms / floor_ms,
+        "ratio_median": median_ms / floor_ms,
+        "cut_share": sum(times.cut_ms) / times.loop_ms,
+    }

@@ -1,0 +1,221 @@
+"""How fast decoding is against what the memory can deliver: the record of each cell.
+
+A cell fills all slots with random states, their cached tokens staggered over the window so that cuts are spread over
+the steps as in real use, and decodes. What memory allows is the floor: the bytes that a step must read (weights and
+live keys and values), divided by the copy bandwidth measured in the same run.
+
+Shapes: B slots, S cached tokens a row can hold (budget + W), W window.
+"""
+
+import gc
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from vase_cli.bench.cells import Cell, Steps
+from vase_cli.bench.floor import copy_bandwidth, count_reads, weights_read
+from vase_cli.bench.loop import prefill_speed, run_loop, staggered, step_figures
+from vase_cli.engine.assembly import Assembly
+from vase_cli.engine.device import gpu_names
+from vase_cli.engine.engine import Engine
+from vase_cli.errors import ConfigError, ModelError
+from vase_cli.runs.environment import environment
+
+_NO_LIMIT = 2**31
+_TEXT_SHARES = (1 / 8, 3 / 8, 5 / 8, 7 / 8)
+"""Middles of four quarters: the mean step over a text is the mean of the steps there."""
+
+OUT_OF_MEMORY = "out of memory"
+
+_MEASURED = (
+    "step_ms_median", "step_ms_p95", "step_ms_mean", "tokens_per_s", "floor_ms", "ratio", "ratio_median", "cut_share",
+    "cuts", "held_tokens", "weights_step_bytes", "kv_step_bytes", "prefill_tokens_per_s", "peak_bytes", "planned_bytes",
+    "cache_bytes", "notices",
+)  # fmt: skip
+"""Measured figures of a cell; None in one that ran out of memory."""
+_SUMMARIZED = (
+    "method", "budget", "slots", "context", "text", "status", "step_ms_median", "tokens_per_s", "ratio", "ratio_median",
+    "cut_share", "text_tokens_per_s", "gain", "text_gain",
+)  # fmt: skip
+
+
+class Bench:
+    """Measures cells one after the other, each with an engine of its own that is gone before the next.
+
+    Attributes:
+        bandwidth: bytes read and written in a second by a copy.
+        decoding: what decode steps run through, known once a cell has run.
+    """
+
+    def __init__(
+        self, device: torch.device, steps: Steps, *, prefill_tokens: int, memory_bytes: int | None = None
+    ) -> None:
+        """Measure the bandwidth of the device of all cells.
+
+        ``steps`` are those of every loop, ``prefill_tokens`` those of the prompt whose prefill is timed (0 times none).
+        ``memory_bytes`` is planned with at most; None is all that is free.
+        """
+        self.steps = steps
+        self.decoding = ""
+        self.bandwidth = copy_bandwidth(device)
+        self._prefill_tokens = prefill_tokens
+        self._memory_bytes = memory_bytes
+        self._full: dict[int, dict[str, Any]] = {}
+        _give_back(device)
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        """The record of a cell; :data:`OUT_OF_MEMORY` is a result as well.
+
+        For a cell with a text, ``tokens_per_s`` is that at its end and ``text_tokens_per_s`` that over all of it: B
+        over the mean step at 1/8, 3/8, 5/8 and 7/8 of the text, which is B times its tokens over the time they take.
+        ``gain`` and ``text_gain`` divide them by those of ``full``, which is measured before.
+
+        Raises:
+            VaseError: a model that cannot be loaded, or a row that failed.
+        """
+        record = self._heading(cell)
+        planned = [(cell.part, max(1, record["prefill_tokens"]))]
+        memory = self._memory_bytes
+        try:
+            fit = cell.assembly.plan(planned, _NO_LIMIT, "auto", most_slots=_NO_LIMIT, available_bytes=memory).slots
+            record["slots_fit"] = fit
+            slots = cell.slots if cell.text is None else fit
+            plan = cell.assembly.plan(planned, _NO_LIMIT, slots, available_bytes=memory)
+        except ConfigError as error:
+            return record | {"error": str(error)}
+        record |= {"slots": plan.slots, "planned_bytes": plan.total_bytes}
+        shortage = ""
+        try:
+            record |= self._run(cell, plan.slots, record["prefill_tokens"]) | {"status": "ok"}
+        except Exception as error:
+            if not _is_shortage(error):
+                raise
+            shortage = " ".join(str(error).split()) or OUT_OF_MEMORY
+        gc.collect()  # outside of the handler, whose traceback keeps tensors alive
+        _give_back(cell.assembly.device)
+        if shortage:
+            record["error"] = shortage
+        if cell.text is not None:
+            self._compare(cell, record)
+        # No measurement has more digits.
+        return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in record.items()}
+
+    def summary(self, assembly: Assembly, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The last line: what all cells share, and the figures that matter of each."""
+        return {
+            "kind": "summary",
+            **_model(assembly),
+            "weights_bytes": assembly.facts.weights_bytes,
+            "bandwidth_bytes_per_s": round(self.bandwidth),
+            "decoding": self.decoding,
+            "warmup": self.steps.warm_up,
+            "steps": self.steps.measured,
+            "cells": [{key: record[key] for key in _SUMMARIZED if key in record} for record in records],
+            "out_of_memory": sum(record["status"] == OUT_OF_MEMORY for record in records),
+            **environment(gpu_names()),
+        }
+
+    def _heading(self, cell: Cell) -> dict[str, Any]:
+        """A record with all that is known before anything runs."""
+        recipe = cell.assembly.recipe
+        of_text = {"text": cell.text} | dict.fromkeys(("text_tokens_per_s", "gain", "text_gain"))
+        return {
+            "kind": "cell" if cell.text is None else "text",
+            "method": recipe.method,
+            "method_options": asdict(cell.assembly.policy),
+            "budget": cell.budget,
+            "window": recipe.window,
+            "slots": cell.slots,
+            "context": cell.context,
+            **({} if cell.text is None else of_text),
+            "status": OUT_OF_MEMORY,
+            "error": None,
+            **dict.fromkeys(_MEASURED),
+            "slots_fit": 0,
+            "prefill_tokens": min(self._prefill_tokens, cell.context),
+            **_model(cell.assembly),
+        }
+
+    def _run(self, cell: Cell, slots: int, prefill_tokens: int) -> dict[str, Any]:
+        assembly = cell.assembly
+        self.decoding = assembly.decode_through(self.steps.total)
+        assembly.hardware.reset_peak()
+        engine = assembly.engine(cell.part, slots=slots, longest_prompt_tokens=cell.context, timed=True)
+        figures = self._measure_rows(cell, engine, cell.context)
+        if cell.text is not None:
+            figures["text_tokens_per_s"] = self._over_text(cell, engine, figures)
+        if prefill_tokens:
+            prompt = tuple(number % assembly.facts.vocabulary for number in range(prefill_tokens))
+            figures["prefill_tokens_per_s"] = prefill_speed(engine, prompt)
+        return figures | {"peak_bytes": assembly.hardware.peak_bytes(), "cache_bytes": engine.cache.shape.bytes}
+
+    def _over_text(self, cell: Cell, engine: Engine, at_end: Mapping[str, Any]) -> float:
+        """Tokens a second over the whole text."""
+        means_ms, cut_at = [], engine.settings.cut_at
+        for share in _TEXT_SHARES:
+            point = min(int((cell.text or 0) * share), cell.context)
+            if cut_at is not None and point >= cut_at:
+                means_ms.append(at_end["step_ms_mean"])  # from here on a row holds as much as at the end
+            else:
+                means_ms.append(self._measure_rows(cell, engine, point)["step_ms_mean"])
+        return 1000.0 * engine.settings.slots / statistics.fmean(means_ms)
+
+    def _measure_rows(self, cell: Cell, engine: Engine, context: int) -> dict[str, Any]:
+        """The figures of steps that begin at so many tokens of text."""
+        slots, window = engine.settings.slots, cell.assembly.recipe.window
+        full = [context] * slots if cell.budget is None else staggered(cell.budget, window, slots)
+        held = [min(tokens, context) for tokens in full]
+        times = run_loop(engine, context, held, self.steps)
+        held_tokens, cuts = count_reads(held, cell.budget, window, self.steps)
+        shape = engine.cache.shape
+        weights_bytes = weights_read(cell.assembly, slots)
+        kv_bytes = round(held_tokens * slots * (shape.kv_bytes // (shape.slots * shape.tokens)))
+        return {
+            **step_figures(times, slots, weights_bytes + kv_bytes, self.bandwidth),
+            "cuts": cuts,
+            "held_tokens": held_tokens,
+            "weights_step_bytes": weights_bytes,
+            "kv_step_bytes": kv_bytes,
+            "notices": times.notices,
+        }
+
+    def _compare(self, cell: Cell, record: dict[str, Any]) -> None:
+        """Fill in the gain over ``full`` at the same text."""
+        text = record["text"]
+        if cell.budget is None:
+            self._full[text] = record
+        full = self._full.get(text)
+        if full is not None and full["status"] == record["status"] == "ok":
+            record["gain"] = record["tokens_per_s"] / full["tokens_per_s"]
+            record["text_gain"] = record["text_tokens_per_s"] / full["text_tokens_per_s"]
+
+
+def _model(assembly: Assembly) -> dict[str, Any]:
+    recipe = assembly.recipe
+    return {
+        "model": assembly.entry.name,
+        "random_weights": assembly.random_weights is not None,
+        "dtype": assembly.facts.dtype,
+        "attention": assembly.backend.name,
+        "sampling": asdict(recipe.sampling),
+        "seed": recipe.seed,
+        "device": assembly.hardware.name,
+    }
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether an error says that memory did not suffice; a CPU's allocator has no type for it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(error, ModelError):
+        return str(error).startswith(OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _give_back(device: torch.device) -> None:
+    """Give memory that is free back to the device."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
