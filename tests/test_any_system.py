@@ -69,7 +69,8 @@ def elsewhere(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(OTHER_SYSTEM)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VASE", "XDG", "PYTHON"))}
-    return kept | {"PYTHONPATH": str(tmp_path / "hook"), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(tmp_path / "hook"), str(Path(__file__).parents[1])])
+    return kept | {"PYTHONPATH": paths, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
 
 def test_help_run_eval_and_grading_need_nothing_of_posix(tmp_path: Path, elsewhere: dict[str, str]):

@@ -161,22 +161,22 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=512)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--processes", type=int, default=8)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     started = time.perf_counter()
-    length = mean_length(load_tokenizer(ModelEntry("tiny-reasoner", path=given.model)))
+    length = mean_length(load_tokenizer(ModelEntry("tiny-reasoner", path=arguments.model)))
     print(json.dumps({"mean_full_cache_tokens": round(length, 1)}), flush=True)
-    work = partial(run, folder=given.model, problems=given.problems, device=given.device)
+    work = partial(run, folder=arguments.model, problems=arguments.problems, device=arguments.device)
     results: list[dict[str, Any]] = []
-    with multiprocessing.get_context("spawn").Pool(given.processes, _start_worker) as pool:
+    with multiprocessing.get_context("spawn").Pool(arguments.processes, _start_worker) as pool:
         try:
-            for result in pool.imap_unordered(work, _jobs(length, given.temperature)):
+            for result in pool.imap_unordered(work, _jobs(length, arguments.temperature)):
                 results.append(result)
                 print(json.dumps(result), flush=True)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             print("stopped early", flush=True)
     seconds = time.perf_counter() - started
-    print(f"\ntemperature {given.temperature:g}, {given.problems} problems, {seconds:.0f} s\n")
+    print(f"\ntemperature {arguments.temperature:g}, {arguments.problems} problems, {seconds:.0f} s\n")
     print(table(results))
 
 
