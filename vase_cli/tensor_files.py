@@ -18,7 +18,7 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | No
     """
     from safetensors.torch import save
 
-    return save({name: one.detach().cpu().contiguous() for name, one in tensors.items()}, dict(metadata or {}))
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(metadata or {}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -52,7 +52,7 @@ def require_tensor(
         raise DataError(f"{path}: it holds no '{name}'; restore it")
     found = tensors[name]
     if tuple(found.shape) != tuple(shape) or found.dtype != dtype:
-        said = f"{tuple(found.shape)} {str(found.dtype).removeprefix('torch.')}"
+        stored = f"{tuple(found.shape)} {str(found.dtype).removeprefix('torch.')}"
         wanted = f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
-        raise DataError(f"{path}: '{name}' is {said}, not {wanted}; restore it")
+        raise DataError(f"{path}: '{name}' is {stored}, not {wanted}; restore it")
     return found

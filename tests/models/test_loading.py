@@ -188,7 +188,7 @@ def test_auto_dtype_is_float32_on_the_cpu_and_the_checkpoints_own_on_a_gpu(store
     for asked in (None, "auto"):
         assert describe(entry, asked, CPU).dtype == "float32"
         assert describe(entry, asked, torch.device("cuda", 0)).dtype == stored
-    assert load_folder(folder).dtype == torch.float32
+    assert load_folder(folder).facts.torch_dtype == torch.float32
     named = replace(entry, dtype="float16")
     assert describe(named, None, CPU).dtype == "float32", "a zoo entry says what the weights are, not what a CPU likes"
     assert describe(named, None, torch.device("cuda", 0)).dtype == "float16"
