@@ -314,7 +314,7 @@ def test_every_name_of_the_code_it_uses_exists(document: Path) -> None:
 def test_what_is_listed_by_hand_is_listed_where_it_says(group: str, path: str) -> None:
     assert f"vase_cli/{path}" in quoted(CONTRIBUTING)
     text = (PACKAGE / path).read_text(encoding="utf-8")
-    listed = re.search(r'help="([^"]*(?:choice|flash_attention_2)[^"]*)"', text)
+    listed = re.search(r'"([^"]*(?:choice, integer|flash_attention_2)[^"]*)"', text)
     assert listed is not None and set(plugins.names(group)) <= set(re.findall(r"\w+", listed[1]))
 
 

@@ -83,7 +83,9 @@ class Overrides:
     compile: str | None = _option(
         _MACHINE, "torch.compile of decode steps: on, off; auto is for long runs of families without kernels of ours."
     )
-    device: str | None = _option(_MACHINE, "auto, cpu, cuda or cuda:N.")
+    device: str | None = _option(
+        _MACHINE, "auto, cpu, cuda, cuda:N or mps; auto is CUDA where there is one, else the CPU."
+    )
 
     def changes(self, **own: Any) -> dict[str, Any]:
         """The keys of a recipe that the options set, and the command's ``own``; None is "not given".
