@@ -1,5 +1,6 @@
 """Plug-ins by name: built-in ones found without importing them, and those of other packages."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -177,6 +178,18 @@ def test_a_built_in_wins_over_an_entry_point_of_its_name(group: str, third_party
     found = plugins.load(group, TAKEN[group])
     assert third_party not in sys.modules
     assert getattr(found, "__module__", "vase_cli").startswith("vase_cli") and getattr(found, "name", "") != "sums"
+
+
+@pytest.mark.parametrize("group", ["eviction", "graders", "attention"])
+def test_a_summary_is_the_first_line_that_the_class_says_of_itself(group: str, third_party: str):
+    for name in plugins.names(group):
+        said = inspect.cleandoc(plugins.load(group, name).__doc__ or "")
+        assert plugins.summary(group, name) == said.partition("\n")[0]
+    assert plugins.summary("eviction", "oldest") == "Keep the oldest tokens, but for the first few."
+
+
+def test_a_summary_that_the_file_itself_does_not_have_is_taken_from_the_class():
+    assert plugins.summary("tasks", "gsm8k") == (Task.__doc__ or "").partition("\n")[0]
 
 
 def test_without_the_package_its_names_are_unknown():

@@ -1,8 +1,9 @@
 """``vase bench`` as a user meets it: what it refuses, prints and writes."""
 
+import gc
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ sampling:
   plain: {temperature: 0.5, top_k: 7}
 """
 QUICK = ("--device", "cpu", "--window", "4", "--steps", "8", "--warmup", "4", "--prefill", "0")
+
+
+@pytest.fixture(autouse=True)
+def _little_garbage() -> Iterator[None]:
+    """Every cell is measured after a full collection, which would search all that torch and the tests have made."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -104,14 +113,14 @@ def test_a_real_model_is_not_asked_for_longer_texts_than_it_knows(vase: Shell) -
 def test_every_cell_in_order_and_the_summary_last(vase: Shell) -> None:
     outcome = vase(
         *little("--method", "random", "--method", "streaming", "--budget", "16", "--budget", "24"),
-        *("--slots", "2", "--slots", "1,3", "--context", "60,40", "--seed", "5", "--out", "cells.jsonl"),
+        *("--slots", "2", "--slots", "1", "--context", "60,40", "--seed", "5", "--out", "cells.jsonl"),
     )
     cells = records(outcome.lines())
     assert [(cell["budget"], cell["method"], cell["slots"], cell["context"]) for cell in cells] == [
         (budget, method, slots, context)
         for budget in (16, 24)
         for method in ("random", "streaming")
-        for slots in (2, 1, 3)
+        for slots in (2, 1)
         for context in (60, 40)
     ]
     for cell in cells:

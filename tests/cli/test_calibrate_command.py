@@ -25,10 +25,18 @@ from helpers.cli_examples import (
 )
 
 from vase_cli.calibration.folder import read_calibration
+from vase_cli.cli import calibrate
 
 OUTS = ("killed", "undisturbed")
 PROBLEMS = 6
 SMALL = ("--max-new-tokens", "24", "--slots", "3", "--problems", PROBLEMS, "--temperature", "1", "--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _page_is_drawn_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take longer than the calibration: only the test of what is written draws them."""
+    if request.function is not test_it_measures_writes_and_says_where:
+        monkeypatch.setattr(calibrate, "_page", lambda folder: [])
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from helpers.cli_examples import (
     SMALL,
     Shell,
-    clean_environment,
     help_words,
     only_run,
     open_shell,
@@ -325,43 +323,3 @@ class Recorder:
     def __call__(self, *arguments: Any) -> Any:
         self.calls.append(arguments)
         raise models.ModelError("not here")
-
-
-# --- the command itself -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "start", "end"),
-    [
-        (["evla"], "No such command 'evla'", "(see vase --help)"),
-        (["tasks", "lsit"], "No such command 'lsit'", "(see vase tasks --help)"),
-        (["--budget"], "No such option: --budget", "(see vase --help)"),
-        (["eval", "--slot", "3"], "No such option: --slot ", "(see vase eval --help)"),
-    ],
-)
-def test_usage_errors_are_one_line(vase: Shell, arguments: list[str], start: str, end: str) -> None:
-    refusal = vase.refused(*arguments)
-    assert refusal.startswith(start) and refusal.endswith(end)
-
-
-def test_no_command_prints_the_help(vase: Shell) -> None:
-    outcome = vase()
-    assert "Usage: vase [OPTIONS] COMMAND" in outcome.out and "doctor" in outcome.out
-    assert outcome.err == ""
-    assert "\n".join(vase("--help").lines()).strip() == outcome.out.strip()
-    assert vase("--version").out.startswith("vase ")
-
-
-def test_a_reader_that_goes_away_is_no_error(vase: Shell, tmp_path: Path) -> None:
-    script = "import time; from vase_cli.cli.app import main; time.sleep(0.2); main(['eval', '--schema'])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=clean_environment(tmp_path),
-    )
-    assert process.stdout is not None
-    process.stdout.close()
-    _, err = process.communicate()
-    assert (process.returncode, err) == (1, "")

@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import sys
-import termios
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -136,6 +135,7 @@ def terminal(
     monkeypatch: pytest.MonkeyPatch, stream: str, *, columns: int = 200, rows: int = 24
 ) -> Iterator[list[str]]:
     """Makes sys.stdout or sys.stderr a terminal; the list holds all that was written to it when this ends."""
+    termios = pytest.importorskip("termios", reason="needs a terminal of POSIX")
     written: list[str] = []
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (rows, columns))

@@ -1,0 +1,112 @@
+"""``vase`` itself: its help, its usage errors, and what starting it imports."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.cli_examples import Shell, clean_environment, open_shell
+
+from vase_cli.cli.app import COMMANDS, load_command
+from vase_cli.cli.options import BENCHMARK, Overrides
+from vase_cli.config.resolve import RECIPE_KEYS
+from vase_cli.config.schema import SAMPLING_KEYS
+
+
+@pytest.fixture
+def vase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return open_shell(tmp_path, monkeypatch, capsys)
+
+
+def process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own."""
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=True, env=clean_environment(folder)
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+    command = load_command(name)
+    assert " ".join(command.help.partition("\n\n")[0].split()) == COMMANDS[name]
+
+
+@pytest.mark.parametrize(
+    ("line", "modules"),
+    [
+        ("--help", set()),
+        ("--version", set()),
+        ("evla", set()),
+        ("methods list", {"cli.methods", "cli.output", "eviction", "plugins", "reports", "reports.tables"}),
+    ],
+)
+def test_only_what_a_command_needs_is_imported(tmp_path: Path, line: str, modules: set[str]) -> None:
+    code = f"""
+import json, sys
+from vase_cli.cli.app import main
+try:
+    main({line.split()!r})
+except SystemExit:
+    print("\\n" + json.dumps(sorted(sys.modules)))
+"""
+    loaded = json.loads(process(tmp_path, "-c", code).stdout.splitlines()[-1])
+    own = {name.removeprefix("vase_cli.") for name in loaded if name.startswith("vase_cli.")}
+    assert own == {"cli", "cli.app", "errors"} | modules
+    assert not {"torch", "pydantic", "yaml"} & set(loaded)
+
+
+def test_the_package_is_a_command(tmp_path: Path) -> None:
+    assert process(tmp_path, "-m", "vase_cli", "--version").stdout.startswith("vase ")
+
+
+def test_shared_options_are_keys_of_a_recipe() -> None:
+    nothing = dict.fromkeys(Overrides().changes())
+    changes = Overrides(seed=3, method_options=["sinks=2"], slots="4").changes(limit=5)
+    assert changes == nothing | {"seed": 3, "method_options": {"sinks": 2}, "slots": 4, "limit": 5}
+    assert set(nothing) <= {*RECIPE_KEYS, *SAMPLING_KEYS}
+
+
+def test_panels_come_in_one_order(vase: Shell) -> None:
+    panels = ["Options", "Model and recipe", "Eviction", BENCHMARK, "Sampling and limits", "Machine"]
+    for command in ("run", "eval", "bench", "calibrate"):
+        lines = vase(command, "--help").lines()
+        found = [line.strip("╭╮─ ") for line in lines if line.startswith("╭") and "Arguments" not in line]
+        assert found == [panel for panel in panels if panel != BENCHMARK or command == "bench"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start", "end"),
+    [
+        (["evla"], "No such command 'evla'", "(see vase --help)"),
+        (["tasks", "lsit"], "No such command 'lsit'", "(see vase tasks --help)"),
+        (["--budget"], "No such option: --budget", "(see vase --help)"),
+        (["eval", "--slot", "3"], "No such option: --slot ", "(see vase eval --help)"),
+    ],
+)
+def test_usage_errors_are_one_line(vase: Shell, arguments: list[str], start: str, end: str) -> None:
+    refusal = vase.refused(*arguments)
+    assert refusal.startswith(start) and refusal.endswith(end)
+
+
+def test_no_command_prints_the_help(vase: Shell) -> None:
+    outcome = vase()
+    assert "Usage: vase [OPTIONS] COMMAND" in outcome.out and "doctor" in outcome.out
+    assert outcome.err == ""
+    assert "\n".join(vase("--help").lines()).strip() == outcome.out.strip()
+    assert vase("--version").out.startswith("vase ")
+
+
+def test_a_reader_that_goes_away_is_no_error(vase: Shell, tmp_path: Path) -> None:
+    script = "import time; from vase_cli.cli.app import main; time.sleep(0.2); main(['eval', '--schema'])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(tmp_path),
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate()
+    assert (process.returncode, err) == (1, "")
