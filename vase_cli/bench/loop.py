@@ -32,7 +32,7 @@ class LoopTimes:
 
 
 def staggered(budget: int, window: int, slots: int) -> list[int]:
-    """Cached tokens of each row, spread over the window, so that as many rows are cut in one step as in another."""
+    """Spread the cached tokens of each row over the window, so that as many rows are cut in any step."""
     return [budget + row * window // slots for row in range(slots)]
 
 
@@ -49,8 +49,7 @@ def run_loop(engine: Engine, context: int, held: Sequence[int], steps: Steps) ->
     prompt = (1,) * context
     names = [f"row {row}" for row in range(len(held))]
     engine.occupy([Request(name, prompt, name, ignore_eos=True) for name in names], held)
-    done, started, ended = 0, 0.0, 0.0
-    notices = []
+    done, started, ended, notices = 0, 0.0, 0.0, []
     with _no_collections(), contextlib.closing(engine.stream(())) as events:  # type: ignore[type-var]
         for event in events:
             if isinstance(event, Completion):
@@ -71,7 +70,7 @@ def run_loop(engine: Engine, context: int, held: Sequence[int], steps: Steps) ->
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """Python's garbage collector takes tenths of a second when it goes through all objects; not while time is taken."""
+    """Hold Python's garbage collector back, which takes tenths of a second to go through all objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -82,7 +81,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def prefill_speed(engine: Engine, prompt: tuple[int, ...]) -> float:
-    """Tokens a second of a prompt's prefill, alone: the median of several, after one to warm up."""
+    """Measure a prompt's prefill alone, in tokens a second: the median of several, after one to warm up."""
     speeds = []
     for number in range(1 + _PREFILLS):
         before_tokens, before_s = engine.stats.prefill_tokens, engine.stats.prefill_s
@@ -99,10 +98,9 @@ def prefill_speed(engine: Engine, prompt: tuple[int, ...]) -> float:
 
 
 def step_figures(times: LoopTimes, slots: int, read_bytes: float, bandwidth: float) -> dict[str, float | int]:
-    """The figures of a loop of B rows whose steps read so many bytes."""
+    """Work out the figures of a loop of B rows whose steps read so many bytes."""
     count = len(times.step_ms)
-    mean_ms = times.loop_ms / count
-    median_ms = statistics.median(times.step_ms)
+    mean_ms, median_ms = times.loop_ms / count, statistics.median(times.step_ms)
     floor_ms = 1000.0 * read_bytes / bandwidth
     return {
         "step_ms_median": median_ms,

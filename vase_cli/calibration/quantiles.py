@@ -115,11 +115,7 @@ class TokenSample:
         return {"keys": keys, "values": values, "maxima": self.maxima.cpu(), "count": torch.tensor(self.count)}
 
     def restore(self, path: Path, state: Mapping[str, Tensor]) -> None:
-        """Take over a state that was read from ``path``.
-
-        Raises:
-            DataError: it is not the state of such a sample.
-        """
+        """Take over a state that was read from ``path``; DataError if it is not one of such a sample."""
         shape, device = self.maxima.shape, self.maxima.device
         if state.keys() != {"keys", "values", "maxima", "count"}:
             raise DataError(f"{path}: {NOT_ITS_STATE}")

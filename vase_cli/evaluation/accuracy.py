@@ -46,11 +46,9 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> PairedDifference:
-    """Compares two runs problem by problem, which removes how hard the problems are from the error.
+    """Compare two runs problem by problem, which removes how hard the problems are from the error.
 
-    Args:
-        a: for each problem id, the scores of its samples.
-        b: the same of the other run; problems that only one run has are left out.
+    Each run maps problem ids to the scores of their samples; problems that only one run has are left out.
     """
     shared = sorted(a.keys() & b.keys())
     differences = [statistics.fmean(a[problem]) - statistics.fmean(b[problem]) for problem in shared]

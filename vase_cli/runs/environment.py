@@ -16,7 +16,7 @@ _CHECKOUT = Path(vase_cli.__file__).resolve().parent.parent
 
 
 def environment(gpus: Sequence[str] = ()) -> dict[str, Any]:
-    """The keys ``vase_version``, ``versions``, ``git`` and ``hardware`` of run.json, with the names of the GPUs."""
+    """Collect ``vase_version``, ``versions``, ``git`` and ``hardware`` of run.json, with the names of the GPUs."""
     import psutil
 
     process = psutil.Process()  # which may use fewer cores than the machine has, but on macOS
