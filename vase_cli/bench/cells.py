@@ -1,7 +1,4 @@
-"""The cells of a benchmark: one method, budget, number of slots and length of text each.
-
-Shapes: B slots, W window.
-"""
+"""The cells of a benchmark: one method, budget, number of slots and length of text each."""
 
 import math
 from dataclasses import dataclass, replace
@@ -32,7 +29,7 @@ class Cell:
 
     assembly: Assembly
     part: Part  # budget and limit; the limit leaves room for the steps after ``context``
-    slots: int | str  # B, or "auto"
+    slots: int | str  # a number, or "auto"
     context: int  # text tokens of every row when the steps begin
     text: int | None = None  # tokens of the whole text, of which the steps are the end; None where the text goes on
 
@@ -49,10 +46,9 @@ class Cell:
 
 
 def make_steps(window: int, warm_up: int | None, measured: int | None) -> Steps:
-    """Check a number of steps; None is the least that suits the window.
+    """Make the steps of every loop; None is the least that suits the window.
 
-    Raises:
-        ConfigError: too few for every row to be cut once before and twice during the measurement.
+    ConfigError for too few: every row must be cut once before the measurement and twice in it.
     """
     if warm_up is not None and warm_up < window:
         raise ConfigError(f"--warmup {warm_up}: must be at least {window}, one window, so that every row is cut once")

@@ -1,7 +1,4 @@
-"""The least time of a decode step: the bytes that it must read over the bandwidth of a copy.
-
-Shapes: B slots, W window.
-"""
+"""The least time of a decode step: the bytes that it must read over the bandwidth of a copy."""
 
 from collections.abc import Sequence
 
@@ -33,7 +30,7 @@ def count_reads(held: Sequence[int], budget: int | None, window: int, steps: Ste
 
 
 def weights_read(assembly: Assembly, slots: int) -> int:
-    """Count bytes of weights that a step of B rows reads: all but the embedding's rows and experts out of reach.
+    """Count bytes of weights that a step reads: all but the embedding's rows and experts out of reach.
 
     A tied embedding is read as the head. Of a mixture all experts count that the rows could choose.
     """
@@ -50,9 +47,10 @@ def copy_bandwidth(device: torch.device) -> float:
         size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
-    times_ms = []
-    for _ in range(_COPIES):
-        start = mark(device)
-        target.copy_(source)
-        times_ms.append(milliseconds(start, mark(device)))
-    return 2 * size / min(times_ms) * 1000.0
+    return 2 * size / min(_copy_s(source, target) for _ in range(_COPIES))
+
+
+def _copy_s(source: torch.Tensor, target: torch.Tensor) -> float:
+    start = mark(source.device)
+    target.copy_(source)
+    return milliseconds(start, mark(source.device)) / 1000.0

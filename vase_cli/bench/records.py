@@ -58,7 +58,7 @@ class Bench:
         """
         self.steps, self.decoding, self.bandwidth = steps, "", copy_bandwidth(device)
         self._prefill_tokens, self._memory_bytes = prefill_tokens, memory_bytes
-        self._full: dict[int, dict[str, Any]] = {}
+        self._full: dict[int | None, dict[str, Any]] = {}  # the records of ``full`` by text
         _give_back(device)
 
     def measure(self, cell: Cell) -> dict[str, Any]:
@@ -68,8 +68,7 @@ class Bench:
         over the mean step at 1/8, 3/8, 5/8 and 7/8 of the text, which is B times its tokens over the time they take.
         ``gain`` and ``text_gain`` divide them by those of ``full``, which is measured before.
 
-        Raises:
-            VaseError: a model that cannot be loaded, or a row that failed.
+        VaseError for a model that cannot be loaded, or a row that failed.
         """
         record = self._heading(cell)
         planned = [(cell.part, max(1, record["prefill_tokens"]))]
@@ -82,19 +81,20 @@ class Bench:
         except ConfigError as error:
             return record | {"error": str(error)}
         record |= {"slots": plan.slots, "planned_bytes": plan.total_bytes}
-        shortage = ""
         try:
             record |= self._run(cell, plan.slots, record["prefill_tokens"]) | {"status": "ok"}
         except Exception as error:
             if not _is_shortage(error):
                 raise
-            shortage = " ".join(str(error).split()) or OUT_OF_MEMORY
+            record["error"] = " ".join(str(error).split()) or OUT_OF_MEMORY
         gc.collect()  # outside of the handler, whose traceback keeps tensors alive
         _give_back(cell.assembly.device)
-        if shortage:
-            record["error"] = shortage
-        if cell.text is not None:
-            self._compare(cell, record)
+        if cell.budget is None and cell.text is not None:
+            self._full[cell.text] = record
+        full = self._full.get(cell.text)
+        if full is not None and full["status"] == record["status"] == "ok":
+            record["gain"] = record["tokens_per_s"] / full["tokens_per_s"]
+            record["text_gain"] = record["text_tokens_per_s"] / full["text_tokens_per_s"]
         # No measurement has more digits.
         return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in record.items()}
 
@@ -159,8 +159,8 @@ class Bench:
     def _measure_rows(self, cell: Cell, engine: Engine, context: int) -> dict[str, Any]:
         """Measure steps that begin at so many tokens of text."""
         slots, window = engine.settings.slots, cell.assembly.recipe.window
-        full = [context] * slots if cell.budget is None else staggered(cell.budget, window, slots)
-        held = [min(tokens, context) for tokens in full]
+        spread = [context] * slots if cell.budget is None else staggered(cell.budget, window, slots)
+        held = [min(tokens, context) for tokens in spread]
         times = run_loop(engine, context, held, self.steps)
         held_tokens, cuts = count_reads(held, cell.budget, window, self.steps)
         shape = engine.cache.shape
@@ -174,16 +174,6 @@ class Bench:
             "kv_step_bytes": kv_bytes,
             "notices": times.notices,
         }
-
-    def _compare(self, cell: Cell, record: dict[str, Any]) -> None:
-        """Fill in the gain over ``full`` at the same text."""
-        text = record["text"]
-        if cell.budget is None:
-            self._full[text] = record
-        full = self._full.get(text)
-        if full is not None and full["status"] == record["status"] == "ok":
-            record["gain"] = record["tokens_per_s"] / full["tokens_per_s"]
-            record["text_gain"] = record["text_tokens_per_s"] / full["text_tokens_per_s"]
 
 
 def _model(assembly: Assembly) -> dict[str, Any]:

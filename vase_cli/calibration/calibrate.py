@@ -59,8 +59,8 @@ def calibrate(
 ) -> Calibration:
     """Generate one text for each problem, measure it, and fit thresholds.
 
-    On Ctrl-C and on an error what was finished is kept; the same call goes on from there. Another rule, or the same
-    call again, measures nothing anew.
+    On Ctrl-C and on a VaseError all finished texts are kept whole; the same call goes on from there. Another rule, or
+    the same call again, measures nothing anew.
 
     Args:
         assembly: recipe and model; its method is ``full``.
@@ -68,9 +68,6 @@ def calibrate(
         root: the folder of all calibrations.
         rule: how thresholds are fitted.
         command, progress: as for :func:`vase_cli.evaluation.evaluate.evaluate`.
-
-    Raises:
-        VaseError: one line; what was stored is whole.
     """
     if assembly.policy.evicts:
         raise ConfigError(f"method {assembly.recipe.method} evicts: a model is measured with method full")
@@ -98,7 +95,6 @@ def write_to_zoo(calibration: Calibration, entry: ModelEntry, folder: Path, *, b
     """Write the thresholds beside the model's zoo entry, and their name into it.
 
     Args:
-        calibration, entry: the measurement, and the model.
         folder: where an entry goes that is not the user's own yet.
         built_in: the entry comes with the product, and stays as it is.
 
@@ -178,7 +174,6 @@ class _Recorder:
         self._whole = True
 
     def append(self, completion: Completion) -> None:
-        """Store a text."""
         request = completion.request
         text = Text(
             index=self._numbers[request.id],
@@ -196,7 +191,6 @@ class _Recorder:
             self.save()
 
     def save(self) -> None:
-        """Save the new texts."""
         if self._whole and self._saved != len(self._state.finished):
             started = time.monotonic()
             self._state.save()

@@ -53,9 +53,8 @@ class Text(Record):
 def read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]:
     """Read calibration.json, the tensors beside it, and validation.json (None where there is none).
 
-    Raises:
-        ConfigError: not a calibration folder, or one that was not finished.
-        DataError: a file is missing, cut or of another format.
+    ConfigError for a folder without a finished calibration, DataError for a file that is missing, cut or of another
+    format.
     """
     if not (folder / FACTS_FILE).is_file():
         raise ConfigError(f"{folder}: no {FACTS_FILE} in it; name the folder of a finished calibration")
@@ -88,11 +87,7 @@ class CalibrationState:
         self.write_texts()
 
     def append(self, text: Text) -> None:
-        """Store a finished text that is measured; it counts with the next :meth:`save`.
-
-        Raises:
-            RunError: the disk is full, or the folder is gone.
-        """
+        """Store a finished text, which counts with the next :meth:`save`; RunError if the disk or folder fails."""
         path = self._folder / TEXTS_FILE
         with file_access("write", path, RunError), path.open("ab") as file:
             file.write(line_of(dict(text)))

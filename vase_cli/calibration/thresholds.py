@@ -23,10 +23,7 @@ def fit(sample: TokenSample, rule: FitRule) -> Tensor:
 
     ``quantile:Q`` is the range that the share Q of the tokens does not exceed; ``share:S`` the one that the share S
     exceeds (the paper protects a quarter of the budget: 0.25); ``mad:K`` is the median plus K times the median of the
-    absolute deviations from it.
-
-    Raises:
-        DataError: no token was measured.
+    absolute deviations from it. DataError if no token was measured.
     """
     if not len(sample):
         raise DataError("no token was measured after the first ones of each text: take longer texts, or more of them")

@@ -1,7 +1,4 @@
-"""The tokens behind a calibration's figures: which ones are outliers, what stands around them, and one whole text.
-
-Shapes: L layers, H KV heads, T tokens of the example.
-"""
+"""The tokens behind a calibration's figures: outliers, what stands around them, and one whole text of T tokens."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -18,6 +15,7 @@ _MOST_OUTLIERS = 64
 _MOST_TOKENS = 32
 _CONTEXT = 8
 _EXAMPLE_HEADS = 3
+_ORDER = ("layer", "head", "problem", "position")  # of outliers of one ratio
 
 Pieces = Callable[[Sequence[int]], list[str]]
 Tensors = Mapping[str, Tensor]
@@ -32,8 +30,8 @@ def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[
         pieces: the text of each of some token ids.
 
     Returns:
-        The keys of calibration.json about the texts and their tokens, "lengths" of the measured ones; and the ranges
-        of the example, (heads, T) float32, None without one.
+        Keys of calibration.json about the texts, "lengths" of the measured ones, and their tokens; and the ranges of
+        the example, (heads, T) float32, None without one.
     """
     places = defaultdict(list)
     for layer, head, rank in (tensors["top.text"] >= 0).nonzero().tolist():
@@ -43,8 +41,7 @@ def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[
     lengths: list[int] = []
     ends: Counter[str] = Counter()
     number, ranges = state.statistics.example() or (None, None)
-    example: dict[str, Any] | None = None
-    example_ranges: Tensor | None = None
+    example, example_ranges = None, None
     for text in state.texts():
         ends[text.finish_reason] += 1
         if text.finish_reason == "error":
@@ -54,7 +51,8 @@ def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[
         outliers += [_outlier(text, place, tensors) for place in places[text.index]]
         if ranges is not None and number == text.index:
             example, example_ranges = _example(text, ranges, tensors, pieces)
-    outliers.sort(key=_falling)
+    # By falling ratio; a head without a median comes last.
+    outliers.sort(key=lambda outlier: (-(outlier["ratio"] or 0.0), *map(outlier.get, _ORDER)))
     facts = {
         "texts": len(lengths),
         "truncated": ends["length"],
@@ -93,11 +91,6 @@ def _outlier(text: Text, place: tuple[int, int, int], tensors: Tensors) -> dict[
         "before": token_ids[max(0, position - _CONTEXT) : position],
         "after": token_ids[position + 1 : position + 1 + _CONTEXT],
     }
-
-
-def _falling(outlier: Mapping[str, Any]) -> tuple[float, int, int, str, int]:
-    """By falling ratio; a head without a median comes last."""
-    return -(outlier["ratio"] or 0.0), outlier["layer"], outlier["head"], outlier["problem"], outlier["position"]
 
 
 def _in_words(outlier: Mapping[str, Any], counts: Counter[int], pieces: Pieces) -> dict[str, Any]:

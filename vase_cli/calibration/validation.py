@@ -41,11 +41,7 @@ def variant_recipe(recipe: Recipe, method: str, outliers: str | None) -> Recipe:
 
 
 def check_validation(recipe: Recipe, entry: ModelEntry, beside: Assembly, task: Task, data: Path | None) -> None:
-    """Refuse a validation that cannot work before anything is measured.
-
-    Raises:
-        ConfigError: no budget, or one that does not fit a method.
-    """
+    """Raise ConfigError, before anything is measured, for no budget or one that does not fit a method."""
     if recipe.budget_for(task.name) is None:
         raise ConfigError("--validate compares methods at a budget, and the recipe has none: give --budget")
     for method, outliers in VARIANTS.values():
@@ -67,7 +63,7 @@ def validate(
 ) -> list[FinishedRun]:
     """Run every variant on the same problems, and write validation.json.
 
-    The runs are kept in the folder, and go on where they stopped.
+    The runs are kept in the folder, whole on a VaseError too, and go on where they stopped.
 
     Args:
         folder: the calibration's folder.
@@ -76,9 +72,6 @@ def validate(
         task, data: the problems.
         rule: how the thresholds were fitted.
         command, progress: as for :func:`vase_cli.evaluation.evaluate.evaluate`.
-
-    Raises:
-        VaseError: one line; the runs that were finished are whole.
     """
     runs: list[FinishedRun] = []
     budget = n_large = None

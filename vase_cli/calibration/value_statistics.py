@@ -30,8 +30,7 @@ _FIXED_POINT = 2.0**20
 def statistics_of(values: Tensor) -> Tensor:
     """Range (maximum minus minimum), L2 norm and variance (divided by D) of value vectors, (L, T, H, D).
 
-    Returns:
-        (M, L, T, H) float32, in the order of :data:`METRICS`.
+    Returns (M, L, T, H) float32, in the order of :data:`METRICS`.
     """
     values = values.float()
     value_range = values.amax(dim=-1) - values.amin(dim=-1)
@@ -54,9 +53,8 @@ def ratio_to_median(values: Tensor, medians: Tensor) -> Tensor:
 class ValueStatistics:
     """Statistics of the value states of the texts so far.
 
-    Attributes:
-        samples: the distributions by segment: "first" (the first 8 positions of a text), "prompt" and "completion"
-            (the other tokens).
+    ``samples`` are the distributions by segment: "first" (the first 8 positions of a text), "prompt" and "completion"
+    (the other tokens).
     """
 
     def __init__(
@@ -126,11 +124,10 @@ class ValueStatistics:
     def largest(self) -> tuple[Tensor, Tensor, Tensor]:
         """The largest ranges of each head, falling, with the number of their text and their position in it.
 
-        Returns:
-            (L, H, K) float32, int32 and int32; -1 where there are fewer tokens.
+        Returns (L, H, K) float32, int32 and int32; -1 where there are fewer tokens.
         """
         largest = (self._totals[name].cpu() for name in ("top_ranges", "top_places"))
-        ranges, places = (torch.nn.functional.pad(each, (0, LARGEST - each.shape[-1]), value=-1) for each in largest)
+        ranges, places = (torch.nn.functional.pad(top, (0, LARGEST - top.shape[-1]), value=-1) for top in largest)
         texts = torch.where(places < 0, -1, places >> 32)
         positions = torch.where(places < 0, -1, places & 0xFFFFFFFF)
         return ranges, texts.int(), positions.int()
@@ -190,7 +187,8 @@ def _require_finite(values: Tensor, step: int) -> None:
 
 def _spans(prompt_tokens: int, tokens: int, most: int) -> Iterator[tuple[str, int, int]]:
     """Split positions into spans of one segment each, not longer than ``most``."""
-    bounds = (0, min(FIRST_POSITIONS, tokens), max(min(FIRST_POSITIONS, tokens), min(prompt_tokens, tokens)), tokens)
+    first_tokens = min(FIRST_POSITIONS, tokens)
+    bounds = (0, first_tokens, max(first_tokens, min(prompt_tokens, tokens)), tokens)
     for segment, first, last in zip(SEGMENTS, bounds, bounds[1:], strict=False):
         for start in range(first, last, most):
             yield segment, start, min(start + most, last)

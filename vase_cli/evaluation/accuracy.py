@@ -21,12 +21,8 @@ class PairedDifference(NamedTuple):
 def mean_accuracy_and_standard_error(problems: Sequence[Sequence[float]]) -> tuple[float | None, float | None]:
     """Mean over problems of the mean over samples, and its standard error over problems.
 
-    Args:
-        problems: for each problem, the scores of its samples (at least one).
-
-    Returns:
-        Both as fractions of 1. The standard error is the sample standard deviation (n - 1) over sqrt(n):
-        None for fewer than two problems. Both are None without problems.
+    ``problems`` holds for each problem the scores of its samples, at least one. Both figures are fractions of 1, None
+    without problems; the error is the sample standard deviation (n - 1) over sqrt(n), None for fewer than two.
     """
     return _mean_and_standard_error([statistics.fmean(scores) for scores in problems])
 
@@ -34,10 +30,8 @@ def mean_accuracy_and_standard_error(problems: Sequence[Sequence[float]]) -> tup
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Probability that at least one of k samples, drawn from these without replacement, is correct.
 
-    The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. 2021 (arXiv 2107.03374), in whole numbers.
-
-    Raises:
-        ValueError: unless 0 <= correct <= samples and 1 <= k <= samples.
+    The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. 2021 (arXiv 2107.03374), in whole numbers;
+    ValueError unless 0 <= correct <= samples and 1 <= k <= samples.
     """
     if not 0 <= correct <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@k needs 0 <= correct <= samples and 1 <= k <= samples: {correct=}, {samples=}, {k=}")

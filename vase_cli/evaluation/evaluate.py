@@ -91,16 +91,13 @@ def evaluate(
 ) -> FinishedRun:
     """Generate, grade and store every sample that the run's folder does not hold yet.
 
-    On Ctrl-C and on an error what was finished is stored, and the summary says that it is of a part.
+    On Ctrl-C and on a VaseError all finished samples are stored whole, and the summary says that it is of a part.
 
     Args:
         parts: from :func:`prepare`; a task without a grader is not graded.
         root: the folder of all runs; None stores nothing.
         command: the command line, for the record.
         raw: give prompts to the model as they are, without its chat template.
-
-    Raises:
-        VaseError: one line; what was stored is whole.
     """
     run = describe_run(assembly, parts, command, raw=raw)
     path = None if root is None else root / run.name
@@ -251,8 +248,7 @@ def _evaluate_task(
     session: _Session, task_part: TaskPart, prompts: Mapping[str, Prompt], longest: int, progress: Progress
 ) -> None:
     task, requests = task_part.task, requests_of(task_part, prompts)
-    missing = [(request, problem) for request, problem in requests if request.id not in session.samples]
-    problems = {request.id: problem for request, problem in missing}
+    missing = {request.id: (request, problem) for request, problem in requests if request.id not in session.samples}
     engine = session.engine(task_part.part, longest, progress) if missing else None
     progress.start(task.name, task_part.planned - len(missing), task_part.planned, engine)
     if engine is None:
@@ -269,10 +265,10 @@ def _evaluate_task(
                 progress.sample(sample)
 
         try:
-            for completion in completions(engine, (request for request, _ in missing), progress):
+            for completion in completions(engine, (request for request, _ in missing.values()), progress):
                 session.slots = engine.settings.slots
                 if completion is not None:
-                    problem = problems[completion.request.id]
+                    _, problem = missing[completion.request.id]
                     sample = _sample(session.assembly, task.name, problem, prompts[problem.id], completion)
                     grading.append(pool.submit(graded, grader, task.fallbacks, sample))
                 store_graded(wait=False)
@@ -325,10 +321,8 @@ def longest_prompt(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> int:
     limit = task_part.part.max_total_tokens
     if min(tokens) >= limit:
         which = "the prompt has" if len(tokens) == 1 else f"the shortest prompt of {task_part.task.name} has"
-        raise ConfigError(
-            f"{which} {min(tokens):,} tokens, which leaves nothing of the limit of {limit:,}: shorten it, raise "
-            "--max-total-tokens, or take a model with a longer context"
-        )
+        way_out = "shorten it, raise --max-total-tokens, or take a model with a longer context"
+        raise ConfigError(f"{which} {min(tokens):,} tokens, which leaves nothing of the limit of {limit:,}: {way_out}")
     return max(tokens)
 
 

@@ -14,8 +14,7 @@ from vase_cli.runs.schema import Metrics, Run, RunTask, Sample, Session, Summary
 def summarize(samples: Iterable[Sample], run: Run, sessions: Sequence[Session] = ()) -> Summary:
     """Work out the figures of a run from its finished samples; speed and memory from its sessions alone.
 
-    Raises:
-        DataError: a sample of a task that run.json does not name.
+    DataError for a sample of a task that run.json does not name.
     """
     by_task: dict[str, list[Sample]] = {task.name: [] for task in run.tasks}
     for sample in samples:

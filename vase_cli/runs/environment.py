@@ -21,12 +21,11 @@ def environment(gpus: Sequence[str] = ()) -> dict[str, Any]:
 
     process = psutil.Process()  # which may use fewer cores than the machine has, but on macOS
     cores = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else psutil.cpu_count()
-    ram_bytes = psutil.virtual_memory().total
     return {
         "vase_version": vase_cli.__version__,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
         "git": _git(_CHECKOUT),
-        "hardware": {"cpu": _cpu(), "cores": cores, "ram_bytes": ram_bytes, "gpus": list(gpus)},
+        "hardware": {"cpu": _cpu(), "cores": cores, "ram_bytes": psutil.virtual_memory().total, "gpus": list(gpus)},
     }
 
 

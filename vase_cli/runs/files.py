@@ -33,8 +33,8 @@ def read_document(path: Path, version: int, otherwise: str) -> dict[str, Any]:
         raise DataError(f"{path} is not valid JSON; restore it, or {otherwise}") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} is not a JSON object; restore it, or {otherwise}")
-    if (found := value.get("format")) != version:
-        raise DataError(f"{path} has format {found!r}; this version of vase reads format {version}")
+    if (stored := value.get("format")) != version:
+        raise DataError(f"{path} has format {stored!r}; this version of vase reads format {version}")
     return value
 
 

@@ -85,8 +85,7 @@ class RunFolder(StoredRun):
         """Make the folder of a run, run.json first, or open it again; without ``run`` one that is there.
 
         Raises:
-            ConfigError: another process holds the folder, it is not a run's, or of another config or other problems,
-                or it cannot be written.
+            ConfigError: the folder is in use, not a run's, of another config or other problems, or cannot be written.
             DataError: a file in it is broken, other than a cut last line.
         """
         self._completions: FileIO | None = None
@@ -256,10 +255,9 @@ def _changes(stored: Run, new: Run) -> list[str]:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder for a while; the system lets it go when the process ends in any way.
+    """Keep other processes out of a folder; the system lets it go when the process ends in any way.
 
-    Raises:
-        ConfigError: another process holds it, or it cannot be written or locked.
+    ConfigError if another process holds it, or it cannot be written or locked.
     """
     from filelock import FileLock, Timeout
 
@@ -271,8 +269,8 @@ def held(folder: Path) -> Iterator[None]:
         holder = ""
         with contextlib.suppress(OSError):
             holder = path.read_text(encoding="utf-8", errors="replace")[:300]
-        holder = holder or "another process"
-        raise ConfigError(f"{folder} is in use by {holder}; wait until it ends, or stop it") from error
+        in_use = f"{folder} is in use by {holder or 'another process'}"
+        raise ConfigError(f"{in_use}; wait until it ends, or stop it") from error
     except OSError as error:
         raise file_error("lock", path, error, ConfigError) from error
     try:
