@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vase_cli.bench import floor, records
-from vase_cli.bench.cells import Steps, make_cell, make_steps, make_text_cell
+from vase_cli.bench.cells import Cell, Steps, make_cell, make_steps
 from vase_cli.bench.floor import copy_bandwidth, count_reads, weights_read
 from vase_cli.bench.loop import LoopTimes, run_loop, staggered, step_figures
 from vase_cli.bench.records import OUT_OF_MEMORY, Bench
@@ -56,6 +56,10 @@ def make_assembly(
     return Assembly(replace(recipe, **changes), entry, weights=RandomWeights(MAX_TOKENS, seed=0))
 
 
+def make_text_cell(assembly: Assembly, text: int) -> Cell:
+    return make_cell(assembly, "auto", text, STEPS, of_text=True)
+
+
 def make_engine(assembly: Assembly, slots: int, context: int) -> Engine:
     cell = make_cell(assembly, slots, context, STEPS)
     return assembly.engine(cell.part, slots=slots, longest_prompt_tokens=context, timed=True)
@@ -86,11 +90,11 @@ def test_a_text_too_short_or_too_long_is_refused() -> None:
     with pytest.raises(ConfigError, match="a text of 19 tokens is too short: random needs 20 to be cut"):
         make_cell(assembly, 2, 19, STEPS)
     with pytest.raises(ConfigError, match="a text of 33 tokens is too short: random needs 36"):
-        make_text_cell(assembly, 33, STEPS)
+        make_text_cell(assembly, 33)
     with pytest.raises(ConfigError, match="tiny is configured for 500"):
         make_cell(assembly, 2, 490, STEPS)
     with pytest.raises(ConfigError, match="tiny is configured for 500"):
-        make_text_cell(assembly, 501, STEPS)
+        make_text_cell(assembly, 501)
     with pytest.raises(ConfigError, match="not above the window of 4 tokens"):
         make_cell(make_assembly(budget=4), 2, 100, STEPS)
 
@@ -98,7 +102,7 @@ def test_a_text_too_short_or_too_long_is_refused() -> None:
 def test_a_ratio_is_a_share_of_the_text() -> None:
     assembly = make_assembly(budget="4x")
     assert make_cell(assembly, 2, 160, STEPS).budget == 40
-    assert make_text_cell(assembly, 320, STEPS).budget == 80
+    assert make_text_cell(assembly, 320).budget == 80
 
 
 # --- rows: staggered, and counted right -------------------------------------------------------------------
@@ -364,7 +368,7 @@ def test_gain_over_full_at_equal_memory(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(records, "run_loop", loop)
     measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=8 * 2**20)
     text = 400
-    full = measured.measure(make_text_cell(make_assembly("full"), text, STEPS))
+    full = measured.measure(make_text_cell(make_assembly("full"), text))
     end = full["context"]
     assert text - 20 < end < text - 12
     assert seen == [(end, end), (50, 50), (150, 150), (250, 250), (350, 350)]
@@ -374,7 +378,7 @@ def test_gain_over_full_at_equal_memory(monkeypatch: pytest.MonkeyPatch) -> None
     assert full["text_tokens_per_s"] == pytest.approx(1000 * full["slots"] / mean_ms, rel=1e-4)
 
     seen.clear()
-    other = measured.measure(make_text_cell(make_assembly(budget=60), text, STEPS))
+    other = measured.measure(make_text_cell(make_assembly(budget=60), text))
     assert seen == [(end, 63), (50, 50)]  # from 64 tokens on its rows hold the same
     assert other["slots"] > 4 * full["slots"]
     at_end = 1000 * other["slots"] / (1 + 6.3)
@@ -387,8 +391,8 @@ def test_gain_over_full_at_equal_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_text_of_which_full_does_not_fit_has_no_gain() -> None:
     measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=500_000)
-    full = measured.measure(make_text_cell(make_assembly("full"), 480, STEPS))
-    other = measured.measure(make_text_cell(make_assembly(), 480, STEPS))
+    full = measured.measure(make_text_cell(make_assembly("full"), 480))
+    other = measured.measure(make_text_cell(make_assembly(), 480))
     assert (full["status"], full["gain"]) == (OUT_OF_MEMORY, None)
     assert (other["status"], other["gain"], other["text_gain"]) == ("ok", None, None)
 
@@ -396,7 +400,7 @@ def test_a_text_of_which_full_does_not_fit_has_no_gain() -> None:
 def test_texts_are_measured_for_real() -> None:
     measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=3 * 2**20)
     full, other = (
-        measured.measure(make_text_cell(make_assembly(method, budget=40), 200, STEPS)) for method in ("full", "random")
+        measured.measure(make_text_cell(make_assembly(method, budget=40), 200)) for method in ("full", "random")
     )
     assert full["status"] == other["status"] == "ok"
     assert other["slots"] > full["slots"] and other["gain"] > 0 and other["text_gain"] > 0
@@ -407,7 +411,7 @@ def test_auto_stops_where_other_commands_do_but_not_for_texts(monkeypatch: pytes
     measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=2 * 2**20)
     cell = measured.measure(make_cell(make_assembly(), "auto", 100, STEPS))
     assert cell["slots"] == 3 < cell["slots_fit"]
-    text = measured.measure(make_text_cell(make_assembly(), 120, STEPS))
+    text = measured.measure(make_text_cell(make_assembly(), 120))
     assert text["slots"] == text["slots_fit"] > 3
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vase_cli import plugins
 from vase_cli.calibration.quantiles import TokenSample
-from vase_cli.calibration.thresholds import facts_of, fit, share_over, write_thresholds
+from vase_cli.calibration.thresholds import fit, share_over, write_thresholds
 from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelEntry, ModelShape, Recipe
 from vase_cli.config.threshold_facts import entry_text, entry_to_write, parse_rule, read_facts, write_entry
@@ -36,14 +36,14 @@ def a_sample(ranges: Tensor) -> TokenSample:
     return sample
 
 
-def about(entry: ModelEntry = HUB, values: Tensor = VALUES, **changes: Any) -> Any:
-    said = {"task": "gsm8k", "problems": 64, "tokens": 1000, "rule": "mad:6", "seed": 0, "date": "2026-01-02T03:04:05"}
-    return facts_of(entry, values, **(said | changes))
+FACTS: dict[str, Any] = {
+    "task": "gsm8k", "problems": 64, "tokens": 1000, "rule": "mad:6", "seed": 0, "date": "2026-01-02T03:04:05",
+}  # fmt: skip
 
 
 def written(folder: Path, entry: ModelEntry = HUB, values: Tensor = VALUES, **changes: Any) -> ModelEntry:
     """The entry with thresholds in a folder."""
-    path = write_thresholds(folder, "m", values, about(entry, values, **changes))
+    path = write_thresholds(folder, "m", values, entry, **(FACTS | changes))
     return dataclasses.replace(entry, thresholds=str(path))
 
 
@@ -99,9 +99,9 @@ class TestFiles:
         found = load_thresholds(entry, SHAPE)
         assert found is not None and torch.equal(found.values, VALUES)
         assert found.digest == found.facts.digest
-        expected = about()
-        for key in ("model", "revision", "weights", "task", "problems", "tokens", "rule", "seed", "date"):
-            assert getattr(found.facts, key) == getattr(expected, key), key
+        expected = FACTS | {"model": "a/m", "revision": HUB.revision, "weights": None}
+        for key, value in expected.items():
+            assert getattr(found.facts, key) == value, key
         assert load_thresholds(HUB, SHAPE) is None
 
     def test_a_date_and_digits_stay_text(self, tmp_path: Path):
@@ -230,7 +230,7 @@ class TestEntries:
         entry = ModelEntry("a/m", hub_id="a/m")
         path, _ = entry_to_write(entry, tmp_path, built_in=False)
         assert path == tmp_path / "a--m.yaml"
-        thresholds = write_thresholds(tmp_path, "a--m", VALUES, about(entry))
+        thresholds = write_thresholds(tmp_path, "a--m", VALUES, entry, **FACTS)
         write_entry(path, entry_text(entry, path, thresholds.name, ("gsm8k", 301.26)))
         found = load_entry(path, "a--m")
         assert (found.hub_id, found.thresholds) == ("a/m", str(thresholds))
@@ -247,7 +247,7 @@ class TestEntries:
         own = tmp_path / "own"
         path, _ = entry_to_write(entry, own, built_in=True)
         assert path == own / "m.yaml"
-        thresholds = write_thresholds(own, "m", VALUES, about(HUB))
+        thresholds = write_thresholds(own, "m", VALUES, HUB, **FACTS)
         write_entry(path, entry_text(entry, path, thresholds.name, ("math500", 999.0)))
         found = load_entry(path, "m")
         assert found.path is not None and found.path.resolve() == (tmp_path / "model").resolve()
@@ -261,7 +261,7 @@ class TestEntries:
         entry = self.put(tmp_path / "zoo", "path: .\ndense_tokens:\n  gsm8k: 300\nlicense: mit\n")
         path, _ = entry_to_write(entry, tmp_path / "elsewhere", built_in=False)
         assert path == entry.source
-        write_thresholds(path.parent, "m", VALUES, about(HUB))
+        write_thresholds(path.parent, "m", VALUES, HUB, **FACTS)
         for _ in range(2):
             write_entry(path, entry_text(load_entry(path, "m"), path, "m.thresholds.yaml", ("aime25", 15000.0)))
         assert path.read_text() == (

@@ -10,7 +10,7 @@ import pytest
 from helpers.cli_examples import SMALL, Shell, open_shell, problem_rows, read_jsonl, write_rows
 from helpers.run_examples import a_run, a_sample, a_task
 
-from vase_cli.evaluation.comparison import READING, ComparedRun, comparison_tables
+from vase_cli.evaluation.comparison import READING, FinishedRun, comparison_tables
 from vase_cli.evaluation.summary import summarize
 
 MakeModel = Callable[..., Path]
@@ -23,7 +23,7 @@ def vase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return shell
 
 
-def compared(method: str, budget: int | None, right: list[bool], **metrics: Any) -> ComparedRun:
+def compared(method: str, budget: int | None, right: list[bool], **metrics: Any) -> FinishedRun:
     """A run of task t whose figures are written down, whatever its samples say."""
     samples = [a_sample(index, task="t", grade="correct" if one else "wrong") for index, one in enumerate(right)]
     summary = summarize(samples, a_run(a_task("t", problems=len(right), samples=1)))
@@ -36,7 +36,7 @@ def compared(method: str, budget: int | None, right: list[bool], **metrics: Any)
     }
     figures = summary.tasks["t"].model_copy(update=values | metrics)
     summary = summary.model_copy(update={"tasks": {"t": figures}, "decode_tokens_per_s": 10.4})
-    return ComparedRun(method, {"t": budget}, summary, {sample.id: sample for sample in samples})
+    return FinishedRun(method, {"t": budget}, summary, {sample.id: sample for sample in samples})
 
 
 def test_rows_by_hand() -> None:

@@ -1,7 +1,4 @@
-"""The cells of a benchmark: one method, budget, number of slots and length of text each.
-
-Shapes: B slots, W window.
-"""
+"""The cells of a benchmark: one method, budget, number of slots and length of text each."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,7 +6,7 @@ from dataclasses import dataclass, replace
 from vase_cli.engine.assembly import Assembly, Part
 from vase_cli.errors import ConfigError
 
-LEAST_STEPS = 128  # measured steps unless said otherwise, or the two windows that are needed at least
+LEAST_STEPS = 128  # measured steps by default, or the two windows that are needed at least
 _SPARE_TOKENS = 4  # between the last measured step and the end of the text, as the engine launches steps ahead
 
 
@@ -22,7 +19,7 @@ class Steps:
 
     @property
     def total(self) -> int:
-        """All steps, and what the text must leave room for after them."""
+        """All steps, and the room that the text must leave after them."""
         return self.warm_up + self.measured + _SPARE_TOKENS
 
 
@@ -32,7 +29,7 @@ class Cell:
 
     assembly: Assembly
     part: Part  # budget and limit; the limit leaves room for the steps after ``context``
-    slots: int | str  # B, or "auto"
+    slots: int | str  # a number, or "auto"
     context: int  # text tokens of every row when the steps begin
     text: int | None = None  # tokens of the whole text, of which the steps are the end; None where the text goes on
 
@@ -49,42 +46,29 @@ class Cell:
 
 
 def make_steps(window: int, warm_up: int | None, measured: int | None) -> Steps:
-    """The steps asked for; None is the least that suits the window.
+    """Make the steps of every loop; None is the least that suits the window.
 
-    Raises:
-        ConfigError: too few for every row to be cut once before and twice during the measurement.
+    ConfigError for too few: every row must be cut once before the measurement and twice in it.
     """
     if warm_up is not None and warm_up < window:
         raise ConfigError(f"--warmup {warm_up}: must be at least {window}, one window, so that every row is cut once")
     if measured is not None and measured < 2 * window:
-        raise ConfigError(
-            f"--steps {measured}: must be at least {2 * window}, two windows, so that every row is cut twice"
-        )
+        least = f"must be at least {2 * window}, two windows, so that every row is cut twice"
+        raise ConfigError(f"--steps {measured}: {least}")
     enough = max(2, math.ceil(LEAST_STEPS / window)) * window
     return Steps(window if warm_up is None else warm_up, enough if measured is None else measured)
 
 
-def make_cell(assembly: Assembly, slots: int | str, context: int, steps: Steps) -> Cell:
-    """A cell whose rows begin at ``context`` tokens of text.
+def make_cell(assembly: Assembly, slots: int | str, length: int, steps: Steps, *, of_text: bool = False) -> Cell:
+    """Make a cell whose steps begin at ``length`` tokens of text or, ``of_text``, end there with the slots that fit.
+
+    A ratio as budget is a share of ``length``.
 
     Raises:
         ConfigError: a text too short for a cut, too long for the model, or a budget that cannot work.
     """
-    return Cell(assembly, _part(assembly, context, context, context + steps.total), slots, context)
-
-
-def make_text_cell(assembly: Assembly, text: int, steps: Steps) -> Cell:
-    """A cell at the end of a text of so many tokens, with the slots that fit.
-
-    Raises:
-        ConfigError: as in :func:`make_cell`.
-    """
-    context = text - steps.total
-    return Cell(assembly, _part(assembly, text, context, text), "auto", context, text)
-
-
-def _part(assembly: Assembly, length: int, context: int, limit: int) -> Part:
-    """The part of a cell; ``length`` is what a ratio as budget is a share of."""
+    context = length - steps.total if of_text else length
+    limit = context + steps.total
     configured = assembly.facts.max_tokens
     if configured is not None and limit > configured:
         raise ConfigError(
@@ -98,4 +82,4 @@ def _part(assembly: Assembly, length: int, context: int, limit: int) -> Part:
             f"a text of {length:,} tokens is too short: {assembly.recipe.method} needs {least + length - context:,} to "
             "be cut in all steps; give a longer --context or --text, or a smaller budget"
         )
-    return part
+    return Cell(assembly, part, "auto", context, length) if of_text else Cell(assembly, part, slots, context)

@@ -1,7 +1,4 @@
-"""The least time of a decode step: the bytes that it must read over the bandwidth of a copy.
-
-Shapes: B slots, W window.
-"""
+"""The least time of a decode step: the bytes that it must read over the bandwidth of a copy."""
 
 from collections.abc import Sequence
 
@@ -16,7 +13,7 @@ _COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20, "mps": 256 * 2**20}
 
 
 def count_reads(held: Sequence[int], budget: int | None, window: int, steps: Steps) -> tuple[float, int]:
-    """Tokens that a row attends to, the new one included, mean over rows and measured steps; and cuts in these steps.
+    """Count tokens that a row attends to, the new one too, mean over rows and measured steps; and cuts in them.
 
     Rows hold ``held`` cached tokens before the warm-up; one that holds budget + window is cut, but none for None.
     """
@@ -33,27 +30,24 @@ def count_reads(held: Sequence[int], budget: int | None, window: int, steps: Ste
 
 
 def weights_read(assembly: Assembly, slots: int) -> int:
-    """Bytes of weights that a step of so many rows reads: all but the embedding's rows and experts out of reach.
+    """Count bytes of weights that a step reads: all but the embedding's rows and experts out of reach.
 
     A tied embedding is read as the head. Of a mixture all experts count that the rows could choose.
     """
     facts = assembly.facts
-    element_bytes = facts.weights_bytes // facts.parameters
-    unread = 0
-    if assembly.entry.architecture is not None:
-        unread = assembly.entry.architecture.unread_expert_parameters(facts.shape.layers, slots)
-    return facts.weights_bytes - facts.embedding_bytes - unread * element_bytes
+    architecture = assembly.entry.architecture
+    unread = architecture.unread_expert_parameters(facts.shape.layers, slots) if architecture is not None else 0
+    return facts.weights_bytes - facts.embedding_bytes - unread * (facts.weights_bytes // facts.parameters)
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes read and written in a second by a large copy within the device's memory; the best of several."""
+    """Measure bytes a second, read and written, of a large copy in the device's memory; the best of several."""
     size = _COPY_BYTES[device.type]
     if device.type == "cuda":
         size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
-    best_s = min(_copy_s(source, target) for _ in range(_COPIES))
-    return 2 * size / best_s
+    return 2 * size / min(_copy_s(source, target) for _ in range(_COPIES))
 
 
 def _copy_s(source: torch.Tensor, target: torch.Tensor) -> float:

@@ -1,7 +1,4 @@
-"""Measured runs of an engine: decode steps with all rows busy, and the prefill of one prompt.
-
-Shapes: B slots, W window.
-"""
+"""Measured runs of an engine: decode steps with all rows busy, and the prefill of one prompt."""
 
 import contextlib
 import gc
@@ -32,7 +29,7 @@ class LoopTimes:
 
 
 def staggered(budget: int, window: int, slots: int) -> list[int]:
-    """Cached tokens of each row, spread over the window, so that as many rows are cut in one step as in another."""
+    """Spread the cached tokens of each row over the window, so that as many rows are cut in any step."""
     return [budget + row * window // slots for row in range(slots)]
 
 
@@ -46,11 +43,9 @@ def run_loop(engine: Engine, context: int, held: Sequence[int], steps: Steps) ->
     """
     timer = engine.timer
     timer.clear()
-    prompt = (1,) * context
     names = [f"row {row}" for row in range(len(held))]
-    engine.occupy([Request(name, prompt, name, ignore_eos=True) for name in names], held)
-    done, started, ended = 0, 0.0, 0.0
-    notices = []
+    engine.occupy([Request(name, (1,) * context, name, ignore_eos=True) for name in names], held)
+    done, started, ended, notices = 0, 0.0, 0.0, []
     with _no_collections(), contextlib.closing(engine.stream(())) as events:  # type: ignore[type-var]
         for event in events:
             if isinstance(event, Completion):
@@ -71,7 +66,7 @@ def run_loop(engine: Engine, context: int, held: Sequence[int], steps: Steps) ->
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """Python's garbage collector takes tenths of a second when it goes through all objects; not while time is taken."""
+    """Hold Python's garbage collector back, which takes tenths of a second to go through all objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -82,27 +77,26 @@ def _no_collections() -> Iterator[None]:
 
 
 def prefill_speed(engine: Engine, prompt: tuple[int, ...]) -> float:
-    """Tokens a second of a prompt's prefill, alone: the median of several, after one to warm up."""
+    """Measure a prompt's prefill alone, in tokens a second: the median of several, after one to warm up."""
     speeds = []
     for number in range(1 + _PREFILLS):
-        before_tokens, before_s = engine.stats.prefill_tokens, engine.stats.prefill_s
-        name = f"prompt {number}"
+        stats, name = engine.stats, f"prompt {number}"
+        before_tokens, before_s = stats.prefill_tokens, stats.prefill_s
         request = Request(name, prompt, name, ignore_eos=True)
         with contextlib.closing(engine.stream([request])) as events:  # type: ignore[type-var]
             for event in events:
                 if isinstance(event, Completion):
                     raise RunError(event.error or f"{name} ended at once")
-                if engine.stats.prefill_tokens > before_tokens:
+                if stats.prefill_tokens > before_tokens:
                     break
-        speeds.append((engine.stats.prefill_tokens - before_tokens) / (engine.stats.prefill_s - before_s))
+        speeds.append((stats.prefill_tokens - before_tokens) / (stats.prefill_s - before_s))
     return statistics.median(speeds[1:])
 
 
 def step_figures(times: LoopTimes, slots: int, read_bytes: float, bandwidth: float) -> dict[str, float | int]:
-    """The figures of a loop of B rows whose steps read so many bytes."""
+    """Work out the figures of a loop with all slots busy, whose steps read so many bytes each."""
     count = len(times.step_ms)
-    mean_ms = times.loop_ms / count
-    median_ms = statistics.median(times.step_ms)
+    mean_ms, median_ms = times.loop_ms / count, statistics.median(times.step_ms)
     floor_ms = 1000.0 * read_bytes / bandwidth
     return {
         "step_ms_median": median_ms,

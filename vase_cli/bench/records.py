@@ -1,10 +1,8 @@
-"""How fast decoding is against what the memory can deliver: the record of each cell.
+"""Decoding speed against what the memory can deliver: the record of each cell.
 
 A cell fills all slots with random states, their cached tokens staggered over the window so that cuts are spread over
 the steps as in real use, and decodes. What memory allows is the floor: the bytes that a step must read (weights and
-live keys and values), divided by the copy bandwidth measured in the same run.
-
-Shapes: B slots, S cached tokens a row can hold (budget + W), W window.
+live keys and values), divided by the copy bandwidth measured in the same run. B is the number of slots.
 """
 
 import gc
@@ -58,23 +56,19 @@ class Bench:
         ``steps`` are those of every loop, ``prefill_tokens`` those of the prompt whose prefill is timed (0 times none).
         ``memory_bytes`` is planned with at most; None is all that is free.
         """
-        self.steps = steps
-        self.decoding = ""
-        self.bandwidth = copy_bandwidth(device)
-        self._prefill_tokens = prefill_tokens
-        self._memory_bytes = memory_bytes
-        self._full: dict[int, dict[str, Any]] = {}
+        self.steps, self.decoding, self.bandwidth = steps, "", copy_bandwidth(device)
+        self._prefill_tokens, self._memory_bytes = prefill_tokens, memory_bytes
+        self._full: dict[int | None, dict[str, Any]] = {}  # the records of ``full`` by text
         _give_back(device)
 
     def measure(self, cell: Cell) -> dict[str, Any]:
-        """The record of a cell; :data:`OUT_OF_MEMORY` is a result as well.
+        """Make the record of a cell; :data:`OUT_OF_MEMORY` is a result as well.
 
         For a cell with a text, ``tokens_per_s`` is that at its end and ``text_tokens_per_s`` that over all of it: B
         over the mean step at 1/8, 3/8, 5/8 and 7/8 of the text, which is B times its tokens over the time they take.
         ``gain`` and ``text_gain`` divide them by those of ``full``, which is measured before.
 
-        Raises:
-            VaseError: a model that cannot be loaded, or a row that failed.
+        VaseError for a model that cannot be loaded, or a row that failed.
         """
         record = self._heading(cell)
         planned = [(cell.part, max(1, record["prefill_tokens"]))]
@@ -87,24 +81,25 @@ class Bench:
         except ConfigError as error:
             return record | {"error": str(error)}
         record |= {"slots": plan.slots, "planned_bytes": plan.total_bytes}
-        shortage = ""
         try:
             record |= self._run(cell, plan.slots, record["prefill_tokens"]) | {"status": "ok"}
         except Exception as error:
             if not _is_shortage(error):
                 raise
-            shortage = " ".join(str(error).split()) or OUT_OF_MEMORY
+            record["error"] = " ".join(str(error).split()) or OUT_OF_MEMORY
         gc.collect()  # outside of the handler, whose traceback keeps tensors alive
         _give_back(cell.assembly.device)
-        if shortage:
-            record["error"] = shortage
-        if cell.text is not None:
-            self._compare(cell, record)
+        if cell.budget is None and cell.text is not None:
+            self._full[cell.text] = record
+        full = self._full.get(cell.text)
+        if full is not None and full["status"] == record["status"] == "ok":
+            record["gain"] = record["tokens_per_s"] / full["tokens_per_s"]
+            record["text_gain"] = record["text_tokens_per_s"] / full["text_tokens_per_s"]
         # No measurement has more digits.
         return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in record.items()}
 
     def summary(self, assembly: Assembly, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The last line: what all cells share, and the figures that matter of each."""
+        """Make the last line: what all cells share, and the figures that matter of each."""
         return {
             "kind": "summary",
             **_model(assembly),
@@ -119,7 +114,7 @@ class Bench:
         }
 
     def _heading(self, cell: Cell) -> dict[str, Any]:
-        """A record with all that is known before anything runs."""
+        """Begin a record with all that is known before anything runs."""
         recipe = cell.assembly.recipe
         of_text = {"text": cell.text} | dict.fromkeys(("text_tokens_per_s", "gain", "text_gain"))
         return {
@@ -153,21 +148,19 @@ class Bench:
         return figures | {"peak_bytes": assembly.hardware.peak_bytes(), "cache_bytes": engine.cache.shape.bytes}
 
     def _over_text(self, cell: Cell, engine: Engine, at_end: Mapping[str, Any]) -> float:
-        """Tokens a second over the whole text."""
+        """Measure tokens a second over the whole text."""
         means_ms, cut_at = [], engine.settings.cut_at
         for share in _TEXT_SHARES:
             point = min(int((cell.text or 0) * share), cell.context)
-            if cut_at is not None and point >= cut_at:
-                means_ms.append(at_end["step_ms_mean"])  # from here on a row holds as much as at the end
-            else:
-                means_ms.append(self._measure_rows(cell, engine, point)["step_ms_mean"])
+            full = cut_at is not None and point >= cut_at  # from there on a row holds as much as at the end
+            means_ms.append((at_end if full else self._measure_rows(cell, engine, point))["step_ms_mean"])
         return 1000.0 * engine.settings.slots / statistics.fmean(means_ms)
 
     def _measure_rows(self, cell: Cell, engine: Engine, context: int) -> dict[str, Any]:
-        """The figures of steps that begin at so many tokens of text."""
+        """Measure steps that begin at so many tokens of text."""
         slots, window = engine.settings.slots, cell.assembly.recipe.window
-        full = [context] * slots if cell.budget is None else staggered(cell.budget, window, slots)
-        held = [min(tokens, context) for tokens in full]
+        spread = [context] * slots if cell.budget is None else staggered(cell.budget, window, slots)
+        held = [min(tokens, context) for tokens in spread]
         times = run_loop(engine, context, held, self.steps)
         held_tokens, cuts = count_reads(held, cell.budget, window, self.steps)
         shape = engine.cache.shape
@@ -181,16 +174,6 @@ class Bench:
             "kv_step_bytes": kv_bytes,
             "notices": times.notices,
         }
-
-    def _compare(self, cell: Cell, record: dict[str, Any]) -> None:
-        """Fill in the gain over ``full`` at the same text."""
-        text = record["text"]
-        if cell.budget is None:
-            self._full[text] = record
-        full = self._full.get(text)
-        if full is not None and full["status"] == record["status"] == "ok":
-            record["gain"] = record["tokens_per_s"] / full["tokens_per_s"]
-            record["text_gain"] = record["text_tokens_per_s"] / full["text_tokens_per_s"]
 
 
 def _model(assembly: Assembly) -> dict[str, Any]:
@@ -207,15 +190,12 @@ def _model(assembly: Assembly) -> dict[str, Any]:
 
 
 def _is_shortage(error: Exception) -> bool:
-    """Whether an error says that memory did not suffice; a CPU's allocator has no type for it."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
     if isinstance(error, ModelError):
         return str(error).startswith(OUT_OF_MEMORY)
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    of_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # it has no type of its own
+    return of_cpu or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def _give_back(device: torch.device) -> None:
-    """Give memory that is free back to the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

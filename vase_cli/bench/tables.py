@@ -7,14 +7,13 @@ from typing import Any, TypeAlias
 from vase_cli.reports.numbers import number, percent, rate, size
 from vase_cli.reports.tables import Table
 
-# By heading: a key of the record, and how its value is written.
+# By heading: a key of the record, and the format of its value.
 Columns: TypeAlias = dict[str, tuple[str, Callable[[Any], str]]]
 
 _digits, _times = partial(number, digits=2), partial(number, digits=2, unit="x")
 _CELL: Columns = {"method": ("method", str), "budget": ("budget", number)}
-SPEED: Columns = _CELL | {
-    "slots": ("slots", str),
-    "text": ("context", number),
+_ROWS: Columns = _CELL | {"slots": ("slots", str), "text": ("context", number)}
+SPEED: Columns = _ROWS | {
     "step ms": ("step_ms_median", _digits),
     "p95": ("step_ms_p95", _digits),
     "mean": ("step_ms_mean", _digits),
@@ -23,9 +22,7 @@ SPEED: Columns = _CELL | {
     "ratio": ("ratio", _digits),
     "cuts": ("cut_share", percent),
 }
-MEMORY: Columns = _CELL | {
-    "slots": ("slots", str),
-    "text": ("context", number),
+MEMORY: Columns = _ROWS | {
     "prefill/s": ("prefill_tokens_per_s", rate),
     "peak": ("peak_bytes", size),
     "planned": ("planned_bytes", size),
@@ -54,15 +51,13 @@ _TEXT_NOTE = (
 
 
 def bench_tables(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> list[Table]:
-    """The tables of a benchmark of whole texts, or else of its speed and its memory."""
+    """Lay out a benchmark of whole texts in one table, any other in two: speed and memory."""
     weights = ", random weights" if summary["random_weights"] else ""
     title = f"{summary['model']}{weights}, {summary['dtype']}, {summary['attention']}, {summary['device']}"
     if records[0]["kind"] == "text":
         return [_table(TEXT, records, title, _TEXT_NOTE, status_in="tokens/s")]
-    return [
-        _table(SPEED, records, title, _SPEED_NOTE, status_in="step ms"),
-        _table(MEMORY, records, title, _MEMORY_NOTE),
-    ]
+    speed = _table(SPEED, records, title, _SPEED_NOTE, status_in="step ms")
+    return [speed, _table(MEMORY, records, title, _MEMORY_NOTE)]
 
 
 def _table(

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 import vase_cli
-from vase_cli.calibration.folder import FACTS_FILE, FORMAT, NUMBERS_FILE, CalibrationState
-from vase_cli.calibration.thresholds import facts_of, fit, share_over, write_thresholds
+from vase_cli.calibration.folder import FACTS_FILE, FORMAT, NUMBERS_FILE, CalibrationState, Text
+from vase_cli.calibration.thresholds import fit, share_over, write_thresholds
 from vase_cli.calibration.tokens import examine
 from vase_cli.calibration.value_statistics import LEVELS, METRICS, ValueStatistics
 from vase_cli.config.schema import ModelEntry
 from vase_cli.config.threshold_facts import FitRule, entry_text, entry_to_write, write_entry
 from vase_cli.engine.assembly import Assembly
 from vase_cli.engine.requests import Completion
-from vase_cli.errors import ConfigError, ModelError, RunError, file_error
+from vase_cli.errors import ConfigError, ModelError, RunError
 from vase_cli.evaluation.evaluate import (
     Progress,
     TaskPart,
@@ -37,7 +37,7 @@ from vase_cli.evaluation.evaluate import (
 )
 from vase_cli.models.describe import weights_digest
 from vase_cli.randomness import stream_key
-from vase_cli.runs.files import write_document, write_file
+from vase_cli.runs.files import file_access, write_document, write_file
 from vase_cli.runs.folder import config_hash, held, now, run_name
 from vase_cli.tensor_files import tensor_bytes
 
@@ -59,8 +59,8 @@ def calibrate(
 ) -> Calibration:
     """Generate one text for each problem, measure it, and fit thresholds.
 
-    On Ctrl-C and on an error what was finished is kept; the same call goes on from there. Another rule, or the same
-    call again, measures nothing anew.
+    On Ctrl-C and on a VaseError all finished texts are kept whole; the same call goes on from there. Another rule, or
+    the same call again, measures nothing anew.
 
     Args:
         assembly: recipe and model; its method is ``full``.
@@ -68,9 +68,6 @@ def calibrate(
         root: the folder of all calibrations.
         rule: how thresholds are fitted.
         command, progress: as for :func:`vase_cli.evaluation.evaluate.evaluate`.
-
-    Raises:
-        VaseError: one line; what was stored is whole.
     """
     if assembly.policy.evicts:
         raise ConfigError(f"method {assembly.recipe.method} evicts: a model is measured with method full")
@@ -80,10 +77,8 @@ def calibrate(
     folder = root / run_name(assembly.entry.name, task_part.task.name, config_hash=digest)
     if not folder.exists():
         assembly.load()  # weights that cannot be loaded leave no folder behind
-    try:
+    with file_access("make the folder", folder, ConfigError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise file_error("make the folder", folder, error, ConfigError) from error
     shape = assembly.facts.shape
     with held(folder):
         statistics = ValueStatistics(shape.layers, shape.kv_heads, assembly.device)
@@ -100,9 +95,8 @@ def write_to_zoo(calibration: Calibration, entry: ModelEntry, folder: Path, *, b
     """Write the thresholds beside the model's zoo entry, and their name into it.
 
     Args:
-        calibration, entry: the measurement, and the model.
         folder: where an entry goes that is not the user's own yet.
-        built_in: whether the entry is one of those that come with the product, which stay as they are.
+        built_in: the entry comes with the product, and stays as it is.
 
     Returns:
         The zoo file and the file of the thresholds' facts.
@@ -110,22 +104,18 @@ def write_to_zoo(calibration: Calibration, entry: ModelEntry, folder: Path, *, b
     Raises:
         ConfigError, RunError: they cannot be written.
     """
-    facts, values = calibration.facts, calibration.tensors["thresholds"]
+    facts = calibration.facts
     path, entry = entry_to_write(entry, folder, built_in=built_in)
     name = path.parent.resolve().name if path.name == "entry.yaml" else path.stem
     measured = {key: facts[key] for key in ("task", "tokens", "rule", "seed", "date")} | {"problems": facts["texts"]}
-    thresholds = write_thresholds(path.parent, name, values, facts_of(entry, values, **measured))
+    thresholds = write_thresholds(path.parent, name, calibration.tensors["thresholds"], entry, **measured)
     length = facts["lengths"][facts["task"]]["mean"]
     write_entry(path, entry_text(entry, path, thresholds.name, (facts["task"], length)))
     return path, thresholds
 
 
 def _measure(assembly: Assembly, task_part: TaskPart, state: CalibrationState, progress: Progress) -> None:
-    """Generate the texts that are not finished yet, and measure each as it ends.
-
-    Raises:
-        ModelError: a value is not finite, or the model cannot be served.
-    """
+    """Generate the texts that are not finished yet, and measure each as it ends."""
     problems, task = task_part.problems.problems, task_part.task.name
     prompts = {problem.id: encode_prompt(assembly, problem.prompt, raw=False) for problem in problems}
     longest = longest_prompt(task_part, prompts)
@@ -141,8 +131,7 @@ def _measure(assembly: Assembly, task_part: TaskPart, state: CalibrationState, p
     for line in (*assembly.notes, plan.sentence()):
         progress.note(line)
     progress.note(assembly.decode_through(planned_steps([task_part], [longest], plan.slots)))
-    problem_ids = {request.id: problem.id for request, problem in texts}
-    recorder = _Recorder(state, assembly.recipe.seed, problem_ids)
+    recorder = _Recorder(state, assembly.recipe.seed, {request.id: problem.id for request, problem in texts})
     engine = assembly.engine(task_part.part, slots=plan.slots, longest_prompt_tokens=longest, observer=recorder.measure)
     progress.start(task, planned - len(requests), planned, engine)
     try:
@@ -163,14 +152,10 @@ class _Recorder:
     """Measures finished texts and stores them; the state is saved only while it is whole."""
 
     def __init__(self, state: CalibrationState, seed: int, problem_ids: Mapping[str, str]) -> None:
-        self._state = state
-        self._seed = seed
-        self._problem_ids = problem_ids
+        self._state, self._seed, self._problem_ids = state, seed, problem_ids
         self._numbers = {name: number for number, name in enumerate(problem_ids)}
-        self._whole = True
-        self._saved = len(state.finished)
-        self._saved_at = time.monotonic()
-        self._saving_s = 0.0
+        self._whole, self._saved = True, len(state.finished)
+        self._saved_at, self._saving_s = time.monotonic(), 0.0
 
     def measure(self, completion: Completion, values: Tensor) -> None:
         """Measure a finished text and store it: both or, where this is interrupted, neither counts."""
@@ -183,24 +168,22 @@ class _Recorder:
         except ModelError as error:
             raise ModelError(f"{request.id}: {error}; try --dtype bfloat16 or float32, and check the weights") from None
         except torch.OutOfMemoryError as error:
-            line = f"{request.id}: out of memory while its values are measured: take fewer --slots"
-            raise ModelError(line) from error
+            shortage = "out of memory while its values are measured: take fewer --slots"
+            raise ModelError(f"{request.id}: {shortage}") from error
         self.append(completion)
         self._whole = True
 
     def append(self, completion: Completion) -> None:
-        """Store a text."""
         request = completion.request
-        self._state.append(
-            {
-                "index": self._numbers[request.id],
-                "id": request.id,
-                "problem_id": self._problem_ids[request.id],
-                "prompt_token_ids": list(request.prompt_token_ids),
-                "token_ids": list(completion.token_ids),
-                "finish_reason": completion.finish_reason,
-            }
+        text = Text(
+            index=self._numbers[request.id],
+            id=request.id,
+            problem_id=self._problem_ids[request.id],
+            prompt_token_ids=list(request.prompt_token_ids),
+            token_ids=list(completion.token_ids),
+            finish_reason=completion.finish_reason,
         )
+        self._state.append(text)
 
     def save_if_due(self) -> None:
         """Save now and then, so that saving takes a small share of the time."""
@@ -208,7 +191,6 @@ class _Recorder:
             self.save()
 
     def save(self) -> None:
-        """Save what is new."""
         if self._whole and self._saved != len(self._state.finished):
             started = time.monotonic()
             self._state.save()

@@ -1,4 +1,4 @@
-"""The files of a calibration folder: what was measured, the state it goes on from, and the texts.
+"""The files of a calibration folder: figures, the state that a stopped run goes on from, and the texts.
 
 ::
 
@@ -13,7 +13,7 @@ A text's line is written before a state that counts it, and a line that no state
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,17 @@ class Text(Record):
     token_ids: list[int]
     finish_reason: str
 
+    @property
+    def all_token_ids(self) -> list[int]:
+        """Prompt and completion."""
+        return self.prompt_token_ids + self.token_ids
+
 
 def read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]:
-    """calibration.json, the tensors beside it, and validation.json (None where there is none).
+    """Read calibration.json, the tensors beside it, and validation.json (None where there is none).
 
-    Raises:
-        ConfigError: not a calibration folder, or one that was not finished.
-        DataError: a file is missing, cut or of another format.
+    ConfigError for a folder without a finished calibration, DataError for a file that is missing, cut or of another
+    format.
     """
     if not (folder / FACTS_FILE).is_file():
         raise ConfigError(f"{folder}: no {FACTS_FILE} in it; name the folder of a finished calibration")
@@ -61,66 +65,51 @@ def read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], d
 
 
 class CalibrationState:
-    """What a calibration has finished, in a folder that this process holds.
+    """Progress of a calibration, in a folder that this process holds.
 
     Attributes:
         finished: ids of the finished texts; the texts themselves stay on the disk.
-        statistics: what was measured of them.
+        statistics: measurements of these texts.
         slots: rows of the engine, which a resumed run keeps; 0 in a new folder.
     """
 
     def __init__(self, folder: Path, statistics: ValueStatistics, config_hash: str) -> None:
-        """Go on from what the folder holds.
-
-        Raises:
-            DataError: the state or a text is missing, cut, or of another calibration.
-        """
+        """Go on from the folder's state; DataError if it or a text is missing, cut, or of another calibration."""
         self.finished: list[str] = []
-        self.statistics = statistics
-        self.slots = 0
-        self._folder = folder
-        self._config_hash = config_hash
-        if (folder / STATE_FILE).exists():
-            self._restore()
+        self.statistics, self.slots = statistics, 0
+        self._folder, self._config_hash = folder, config_hash
+        if (path := folder / STATE_FILE).exists():
+            tensors, facts = load_tensors(path)
+            if facts.get("config_hash") != config_hash:
+                raise DataError(f"{path}: the state of another calibration; {_AGAIN}")
+            statistics.restore(path, tensors)
+            self.finished, self.slots = json.loads(facts["texts"]), int(facts["slots"])
         self.write_texts()
 
-    def append(self, text: Mapping[str, Any]) -> None:
-        """Store a finished text that is measured; it counts with the next :meth:`save`.
-
-        Raises:
-            RunError: the disk is full, or the folder is gone.
-        """
+    def append(self, text: Text) -> None:
+        """Store a finished text, which counts with the next :meth:`save`; RunError if the disk or folder fails."""
         path = self._folder / TEXTS_FILE
         with file_access("write", path, RunError), path.open("ab") as file:
-            file.write(line_of(text))
-        self.finished.append(text["id"])
+            file.write(line_of(dict(text)))
+        self.finished.append(text.id)
 
     def save(self) -> None:
-        """Count what was measured so far; a kill from here on loses nothing of it."""
-        said = {"config_hash": self._config_hash, "slots": str(self.slots), "texts": json.dumps(self.finished)}
-        write_file(self._folder / STATE_FILE, tensor_bytes(self.statistics.state(), said))
+        """Count all texts so far; a kill from here on loses none of them."""
+        facts = {"config_hash": self._config_hash, "slots": str(self.slots), "texts": json.dumps(self.finished)}
+        write_file(self._folder / STATE_FILE, tensor_bytes(self.statistics.state(), facts))
 
-    def texts(self) -> Iterator[dict[str, Any]]:
+    def texts(self) -> Iterator[Text]:
         """The finished texts, one at a time."""
         counted = set(self.finished)
         for _, text in read_lines(self._folder / TEXTS_FILE, Text, _AGAIN):
             if text is not None and text.id in counted:
                 counted.remove(text.id)
-                yield dict(text)
+                yield text
 
     def write_texts(self) -> None:
-        """texts.jsonl anew: only the texts that count, in the order of their problems."""
+        """Write texts.jsonl anew: only the texts that count, in the order of their problems."""
         path = self._folder / TEXTS_FILE
-        lines = sorted((int(text["index"]), line_of(text)) for text in self.texts())
+        lines = sorted((text.index, line_of(dict(text))) for text in self.texts())
         if len(lines) < len(self.finished):
             raise DataError(f"{path}: {len(self.finished)} texts are measured and {len(lines)} are there; {_AGAIN}")
         write_file(path, b"".join(line for _, line in lines))
-
-    def _restore(self) -> None:
-        path = self._folder / STATE_FILE
-        tensors, said = load_tensors(path)
-        if said.get("config_hash") != self._config_hash:
-            raise DataError(f"{path}: the state of another calibration; {_AGAIN}")
-        self.statistics.restore(path, tensors)
-        self.finished = json.loads(said["texts"])
-        self.slots = int(said["slots"])

@@ -56,15 +56,13 @@ class TokenSample:
 
     @property
     def most_bytes(self) -> int:
-        """Upper limit of the memory held, with the copy that the growth needs."""
+        """Upper limit of memory, with the copy that the growth needs."""
         return 2 * 4 * self.size * self.maxima.numel()
 
     def update(self, keys: Tensor, statistics: Tensor) -> None:
-        """Take new tokens in.
+        """Take new tokens in: (M, L, T, H) float32 statistics on the device.
 
-        Args:
-            keys: (T,) int64 on the CPU, one for each token, each only once in a sample's life.
-            statistics: (M, L, T, H) float32 on the device.
+        Their keys, (T,) int64 on the CPU, come only once in a sample's life.
 
         Raises:
             ModelError: a statistic is not finite; names metric, layer and head. Nothing was taken.
@@ -91,8 +89,7 @@ class TokenSample:
     def quantiles(self, levels: Sequence[float]) -> Tensor:
         """The smallest sampled value that at least the share ``level`` of the sample does not exceed.
 
-        Returns:
-            (M, L, H, Q) float32 on the CPU; 0.0 without tokens.
+        Returns (M, L, H, Q) float32 on the CPU; 0.0 without tokens.
         """
         if not len(self):
             return torch.zeros((*self.maxima.shape, len(levels)))
@@ -115,11 +112,7 @@ class TokenSample:
         return {"keys": keys, "values": values, "maxima": self.maxima.cpu(), "count": torch.tensor(self.count)}
 
     def restore(self, path: Path, state: Mapping[str, Tensor]) -> None:
-        """Take over a state that was read from ``path``.
-
-        Raises:
-            DataError: it is not the state of such a sample.
-        """
+        """Take over a state that was read from ``path``; DataError if it is not one of such a sample."""
         shape, device = self.maxima.shape, self.maxima.device
         if state.keys() != {"keys", "values", "maxima", "count"}:
             raise DataError(f"{path}: {NOT_ITS_STATE}")

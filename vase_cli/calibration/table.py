@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from vase_cli.calibration.value_statistics import LEVELS, median_ranges, ratio_to_median
+from vase_cli.reports.numbers import percent
 from vase_cli.reports.tables import Table
 
 HEADINGS = ("layer", "median range", "p99/p50", "max/p50", "heaviest", "threshold", "over it", "position 0")
@@ -17,21 +18,19 @@ def calibration_table(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     p99 = ratio_to_median(tensors["quantiles.rest"][0, :, :, LEVELS.index(0.99)], medians)
     heaviest = ratio_to_median(tensors["max.rest"][0], medians)
     first = ratio_to_median(tensors["first.mean_range"][:, :, 0], medians)
-    rows = []
-    for layer in range(medians.shape[0]):
-        head = int(heaviest[layer].argmax())
-        rows.append(
-            [
-                str(layer),
-                f"{_median(medians[layer]):.3g}",
-                f"{_median(p99[layer]):.2f}",
-                f"{_median(heaviest[layer]):.2f}",
-                f"{float(heaviest[layer, head]):.2f} (head {head})",
-                f"{_median(tensors['thresholds'][layer]):.3g}",
-                f"{100 * float(tensors['over'][layer].mean()):.1f}%",
-                f"{_median(first[layer]):.2f}",
-            ]
-        )
+    rows = [
+        [
+            str(layer),
+            f"{_median(medians[layer]):.3g}",
+            f"{_median(p99[layer]):.2f}",
+            f"{_median(heaviest[layer]):.2f}",
+            f"{float(heaviest[layer].max()):.2f} (head {int(heaviest[layer].argmax())})",
+            f"{_median(tensors['thresholds'][layer]):.3g}",
+            percent(float(tensors["over"][layer].mean())),
+            f"{_median(first[layer]):.2f}",
+        ]
+        for layer in range(medians.shape[0])
+    ]
     return Table(HEADINGS, rows, facts["name"], _notes(facts, heaviest), left=0, whole=len(HEADINGS))
 
 
@@ -40,14 +39,14 @@ def _notes(facts: Mapping[str, Any], tails: Tensor) -> list[str]:
     spread = "" if length["sd"] is None else f" (sd {length['sd']:,.0f})"
     counts = (("truncated", "at the limit"), ("failed", "failed"))
     ends = "".join(f", {facts[key]} {words}" for key, words in counts if facts[key])
+    least, most = float(tails.min()), float(tails.max())
     notes = [
         f"{facts['task']}: {facts['texts']} texts, {facts['tokens']:,} tokens{ends}; "
         f"full cache {length['mean']:,.1f} tokens{spread}",
-        f"max/p50 over all heads: median {_median(tails):.2f}, from {float(tails.min()):.2f} to "
-        f"{float(tails.max()):.2f}",
+        f"max/p50 over all heads: median {_median(tails):.2f}, from {least:.2f} to {most:.2f}",
     ]
     if common := facts["outlier_tokens"][:4]:
-        shares = ", ".join(f"{entry['token']!r} {100 * entry['share_of_outliers']:.0f}%" for entry in common)
+        shares = ", ".join(f"{entry['token']!r} {percent(entry['share_of_outliers'], 0)}" for entry in common)
         notes.append(f"most frequent among the largest tokens: {shares}")
     return [
         *notes,

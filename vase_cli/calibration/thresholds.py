@@ -3,7 +3,6 @@
 Shapes: L layers, H KV heads, n sampled tokens.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,19 @@ from torch import Tensor
 from vase_cli.calibration.quantiles import TokenSample, quantiles
 from vase_cli.config.schema import ModelEntry
 from vase_cli.config.threshold_facts import SUFFIX, FitRule, ThresholdFacts, facts_text
-from vase_cli.errors import ConfigError, DataError, file_error
+from vase_cli.errors import ConfigError, DataError
 from vase_cli.models.describe import weights_digest
 from vase_cli.models.thresholds import TENSOR, numbers_digest
-from vase_cli.runs.files import write_atomically
+from vase_cli.runs.files import file_access, write_atomically
 from vase_cli.tensor_files import tensor_bytes
 
 
 def fit(sample: TokenSample, rule: FitRule) -> Tensor:
-    """The threshold of each head, from a sample of the tokens that a cut chooses from: (L, H) float32 on the CPU.
+    """Fit the threshold of each head to a sample of the tokens that a cut chooses from: (L, H) float32 on the CPU.
 
     ``quantile:Q`` is the range that the share Q of the tokens does not exceed; ``share:S`` the one that the share S
     exceeds (the paper protects a quarter of the budget: 0.25); ``mad:K`` is the median plus K times the median of the
-    absolute deviations from it.
-
-    Raises:
-        DataError: no token was measured.
+    absolute deviations from it. DataError if no token was measured.
     """
     if not len(sample):
         raise DataError("no token was measured after the first ones of each text: take longer texts, or more of them")
@@ -39,38 +35,35 @@ def fit(sample: TokenSample, rule: FitRule) -> Tensor:
 
 
 def share_over(sample: TokenSample, thresholds: Tensor) -> Tensor:
-    """(L, H) float32 on the CPU: the share of a sample's tokens whose range is above its head's threshold."""
+    """Share of a sample's tokens whose range is above its head's threshold: (L, H) float32 on the CPU."""
     ranges = sample.values("range")
     return (ranges > thresholds.to(ranges.device)).float().mean(dim=0).cpu()
 
 
-def facts_of(entry: ModelEntry, values: Tensor, **measured: Any) -> ThresholdFacts:
-    """The facts of new thresholds, (L, H); ``measured`` has task, problems, tokens, rule, seed and date."""
-    return ThresholdFacts(
-        numbers="",
-        digest="",
-        model=entry.hub_id or entry.name,
-        revision=entry.revision,
-        weights=weights_digest(entry),
-        layers=values.shape[0],
-        kv_heads=values.shape[1],
-        **measured,
-    )
-
-
-def write_thresholds(folder: Path, name: str, values: Tensor, facts: ThresholdFacts) -> Path:
+def write_thresholds(folder: Path, name: str, values: Tensor, entry: ModelEntry, **measured: Any) -> Path:
     """Write ``NAME.thresholds.safetensors`` and then ``NAME.thresholds.yaml``, whose path it returns.
 
+    Args:
+        values: (L, H) thresholds of the model of ``entry``.
+        measured: the facts ``task``, ``problems``, ``tokens``, ``rule``, ``seed`` and ``date``.
+
     Raises:
-        RunError: they cannot be written.
+        ConfigError, RunError: they cannot be written.
     """
     path = folder / f"{name}{SUFFIX}"
     numbers = path.with_suffix(".safetensors")
-    try:
+    with file_access("write", path, ConfigError):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(numbers, tensor_bytes({TENSOR: values.float()}))
-        facts = replace(facts, numbers=numbers.name, digest=numbers_digest(numbers))
+        facts = ThresholdFacts(
+            numbers=numbers.name,
+            digest=numbers_digest(numbers),
+            model=entry.hub_id or entry.name,
+            revision=entry.revision,
+            weights=weights_digest(entry),
+            layers=values.shape[0],
+            kv_heads=values.shape[1],
+            **measured,
+        )
         write_atomically(path, facts_text(facts).encode())
-    except OSError as error:
-        raise file_error("write", path, error, ConfigError) from error
     return path

@@ -1,7 +1,4 @@
-"""The tokens behind a calibration's figures: which ones are outliers, what stands around them, and one whole text.
-
-Shapes: L layers, H KV heads, T tokens shown of the example.
-"""
+"""The tokens behind a calibration's figures: outliers, what stands around them, and one whole text of T tokens."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -11,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vase_cli.calibration.folder import CalibrationState
+from vase_cli.calibration.folder import CalibrationState, Text
 from vase_cli.calibration.value_statistics import FIRST_POSITIONS, median_ranges, ratio_to_median
 
 _MOST_OUTLIERS = 64
 _MOST_TOKENS = 32
 _CONTEXT = 8
 _EXAMPLE_HEADS = 3
+_ORDER = ("layer", "head", "problem", "position")  # of outliers of one ratio
 
 Pieces = Callable[[Sequence[int]], list[str]]
-Text = Mapping[str, Any]
 Tensors = Mapping[str, Tensor]
 
 
@@ -33,35 +30,33 @@ def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[
         pieces: the text of each of some token ids.
 
     Returns:
-        What calibration.json says of the texts and their tokens, by its keys, "lengths" of the measured ones; and the
-        ranges of the example, (heads, T) float32, None without one.
+        Keys of calibration.json about the texts, "lengths" of the measured ones, and their tokens; and the ranges of
+        the example, (heads, T) float32, None without one.
     """
     places = defaultdict(list)
     for layer, head, rank in (tensors["top.text"] >= 0).nonzero().tolist():
         places[int(tensors["top.text"][layer, head, rank])].append((layer, head, rank))
-    found: list[dict[str, Any]] = []
+    outliers: list[dict[str, Any]] = []
     counts: Counter[int] = Counter()
     lengths: list[int] = []
-    truncated = failed = 0
-    shown, ranges = state.statistics.example() or (None, None)
-    example: dict[str, Any] | None = None
-    example_ranges: Tensor | None = None
+    ends: Counter[str] = Counter()
+    number, ranges = state.statistics.example() or (None, None)
+    example, example_ranges = None, None
     for text in state.texts():
-        if text["finish_reason"] == "error":
-            failed += 1
+        ends[text.finish_reason] += 1
+        if text.finish_reason == "error":
             continue
-        token_ids = _token_ids(text)
-        lengths.append(len(token_ids))
-        truncated += text["finish_reason"] == "length"
-        counts.update(token_ids[:-1])  # the last token is never fed back, so it has no value state
-        found += [_outlier(text, place, tensors) for place in places[text["index"]]]
-        if ranges is not None and shown == text["index"]:
+        lengths.append(len(text.all_token_ids))
+        counts.update(text.all_token_ids[:-1])  # the last token is never fed back, so it has no value state
+        outliers += [_outlier(text, place, tensors) for place in places[text.index]]
+        if ranges is not None and number == text.index:
             example, example_ranges = _example(text, ranges, tensors, pieces)
-    found.sort(key=_falling)
+    # By falling ratio; a head without a median comes last.
+    outliers.sort(key=lambda outlier: (-(outlier["ratio"] or 0.0), *map(outlier.get, _ORDER)))
     facts = {
         "texts": len(lengths),
-        "truncated": truncated,
-        "failed": failed,
+        "truncated": ends["length"],
+        "failed": ends["error"],
         "lengths": {
             "texts": len(lengths),
             "mean": statistics.fmean(lengths),
@@ -70,28 +65,24 @@ def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[
             "median": float(statistics.median(lengths)),
             "max": max(lengths),
         },
-        "outliers": [_in_words(outlier, counts, pieces) for outlier in found[:_MOST_OUTLIERS]],
-        "outlier_tokens": _by_token(found, counts, pieces),
+        "outliers": [_in_words(outlier, counts, pieces) for outlier in outliers[:_MOST_OUTLIERS]],
+        "outlier_tokens": _by_token(outliers, counts, pieces),
         "example": example,
     }
     return facts, example_ranges
 
 
-def _token_ids(text: Text) -> list[int]:
-    return [*text["prompt_token_ids"], *text["token_ids"]]
-
-
 def _outlier(text: Text, place: tuple[int, int, int], tensors: Tensors) -> dict[str, Any]:
-    """An outlier at (layer, head, rank), its tokens still numbers."""
-    token_ids, median = _token_ids(text), float(median_ranges(tensors)[place[:2]])
+    """Describe the outlier at (layer, head, rank), its tokens still numbers."""
+    token_ids, median = text.all_token_ids, float(median_ranges(tensors)[place[:2]])
     value_range, position = float(tensors["top.range"][place]), int(tensors["top.position"][place])
-    in_prompt = position < len(text["prompt_token_ids"])
+    in_prompt = position < len(text.prompt_token_ids)
     return {
         "layer": place[0],
         "head": place[1],
         "range": value_range,
         "ratio": value_range / median if median > 0 else None,
-        "problem": text["problem_id"],
+        "problem": text.problem_id,
         "position": position,
         "text_tokens": len(token_ids),
         "place": position / len(token_ids),
@@ -102,26 +93,21 @@ def _outlier(text: Text, place: tuple[int, int, int], tensors: Tensors) -> dict[
     }
 
 
-def _falling(outlier: Mapping[str, Any]) -> tuple[float, int, int, str, int]:
-    """By falling ratio; a head without a median comes last."""
-    return -(outlier["ratio"] or 0.0), outlier["layer"], outlier["head"], outlier["problem"], outlier["position"]
-
-
 def _in_words(outlier: Mapping[str, Any], counts: Counter[int], pieces: Pieces) -> dict[str, Any]:
     (token,) = pieces([outlier["token_id"]])
     around = {key: "".join(pieces(outlier[key])) for key in ("before", "after")}
     return {**outlier, "token": token, **around, "share": counts[outlier["token_id"]] / counts.total()}
 
 
-def _by_token(found: Sequence[Mapping[str, Any]], counts: Counter[int], pieces: Pieces) -> list[dict[str, Any]]:
-    entries = Counter(outlier["token_id"] for outlier in found)
+def _by_token(outliers: Sequence[Mapping[str, Any]], counts: Counter[int], pieces: Pieces) -> list[dict[str, Any]]:
+    entries = Counter(outlier["token_id"] for outlier in outliers)
     most = sorted(entries.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_TOKENS]
     return [
         {
             "token_id": token_id,
             "token": pieces([token_id])[0],
             "entries": count,
-            "share_of_outliers": count / len(found),
+            "share_of_outliers": count / len(outliers),
             "share_of_text": counts[token_id] / counts.total(),
         }
         for token_id, count in most
@@ -129,18 +115,18 @@ def _by_token(found: Sequence[Mapping[str, Any]], counts: Counter[int], pieces: 
 
 
 def _example(text: Text, ranges: Tensor, tensors: Tensors, pieces: Pieces) -> tuple[dict[str, Any], Tensor]:
-    """The text shown in detail, and its ranges in the heads of heaviest tail by max/p50 and in the median head."""
-    token_ids, medians = _token_ids(text), median_ranges(tensors)
+    """Describe the example, with its ranges in the heads of heaviest tail by max/p50 and in the median head."""
+    token_ids, medians = text.all_token_ids, median_ranges(tensors)
     order = ratio_to_median(tensors["max.rest"][0], medians).flatten().argsort(descending=True, stable=True).tolist()
     chosen = dict.fromkeys([*order[:_EXAMPLE_HEADS], order[len(order) // 2]])
     heads = [divmod(head, medians.shape[1]) for head in chosen]
-    shown = ranges.shape[-1]
+    length = ranges.shape[-1]
     facts = {
-        "problem": text["problem_id"],
-        "prompt_tokens": len(text["prompt_token_ids"]),
+        "problem": text.problem_id,
+        "prompt_tokens": len(text.prompt_token_ids),
         "text_tokens": len(token_ids),
-        "shown_tokens": shown,
-        "tokens": pieces(token_ids[:shown]),
+        "shown_tokens": length,
+        "tokens": pieces(token_ids[:length]),
         "heads": [list(head) for head in heads],
         "thresholds": [float(tensors["thresholds"][head]) for head in heads],
         "medians": [float(medians[head]) for head in heads],

@@ -1,4 +1,4 @@
-"""Does a model need its outliers? The same problems with all of the cache, without the outliers, and in between."""
+"""A model's need of its outliers: the same problems with all of the cache, without outliers, and in between."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,22 +9,16 @@ from vase_cli.calibration.folder import FORMAT, VALIDATION_FILE
 from vase_cli.config.schema import ModelEntry, Recipe
 from vase_cli.engine.assembly import Assembly
 from vase_cli.errors import ConfigError
-from vase_cli.evaluation.accuracy import paired_difference
-from vase_cli.evaluation.comparison import ComparedRun, problem_scores
+from vase_cli.evaluation.comparison import FinishedRun
 from vase_cli.evaluation.evaluate import Progress, evaluate, prepare
 from vase_cli.runs.files import write_document
 from vase_cli.runs.folder import now
 from vase_cli.tasks.base import Task
 
-RUNS_FOLDER = "runs"
-
-
 _FIGURES = (
     "accuracy", "standard_error", "loop_share", "truncated_share", "mean_completion_tokens", "mean_cached_tokens",
     "samples",
 )  # fmt: skip
-
-
 VARIANTS: dict[str, tuple[str, str | None]] = {
     "full": ("full", None),
     "evict-large": ("evict-large", None),
@@ -36,7 +30,7 @@ VARIANTS: dict[str, tuple[str, str | None]] = {
 
 
 def variant_recipe(recipe: Recipe, method: str, outliers: str | None) -> Recipe:
-    """A recipe for one run; the recipe's own options stay where the method is its own."""
+    """Make a recipe for one run; the recipe's own options stay where the method is its own."""
     options: dict[str, Any] = {}
     if outliers is not None:
         options = {**(recipe.method_options if recipe.method == method else {}), "outliers": outliers}
@@ -47,11 +41,7 @@ def variant_recipe(recipe: Recipe, method: str, outliers: str | None) -> Recipe:
 
 
 def check_validation(recipe: Recipe, entry: ModelEntry, beside: Assembly, task: Task, data: Path | None) -> None:
-    """Refuse a validation that cannot work before anything is measured.
-
-    Raises:
-        ConfigError: no budget, or one that does not fit a method.
-    """
+    """Raise ConfigError, before anything is measured, for no budget or one that does not fit a method."""
     if recipe.budget_for(task.name) is None:
         raise ConfigError("--validate compares methods at a budget, and the recipe has none: give --budget")
     for method, outliers in VARIANTS.values():
@@ -70,33 +60,29 @@ def validate(
     data: Path | None,
     command: Sequence[str],
     progress: Progress,
-) -> tuple[dict[str, Any], list[ComparedRun]]:
-    """Run every variant on the same problems; the runs are kept in the folder, and go on where they stopped.
+) -> list[FinishedRun]:
+    """Run every variant on the same problems, and write validation.json.
+
+    The runs are kept in the folder, whole on a VaseError too, and go on where they stopped.
 
     Args:
         folder: the calibration's folder.
         recipe: with its budget.
-        entry, beside: the model, its ``thresholds`` those that are tried, and an assembly of it.
+        entry, beside: the model, its ``thresholds`` those to try, and an assembly of it.
         task, data: the problems.
         rule: how the thresholds were fitted.
         command, progress: as for :func:`vase_cli.evaluation.evaluate.evaluate`.
-
-    Returns:
-        The content of validation.json, and the runs for a table.
-
-    Raises:
-        VaseError: one line; the runs that were finished are whole.
     """
-    runs: list[ComparedRun] = []
+    runs: list[FinishedRun] = []
     budget = n_large = None
     for label, variant in VARIANTS.items():
         progress.note(f"validation {len(runs) + 1} of {len(VARIANTS)}: {label}")
         assembly = Assembly(variant_recipe(recipe, *variant), entry, beside=beside)
-        (part,) = parts = prepare(assembly, [task], data=data)
-        finished = evaluate(assembly, parts, root=folder / RUNS_FOLDER, command=command, progress=progress)
-        tokens = part.part.budget.tokens if part.part.budget else None
-        runs.append(ComparedRun(label, {task.name: tokens}, finished.summary, finished.samples))
-        budget, n_large = tokens or budget, getattr(assembly.policy, "n_large", None) or n_large
+        parts = prepare(assembly, [task], data=data)
+        finished = evaluate(assembly, parts, root=folder / "runs", command=command, progress=progress)
+        runs.append(dataclasses.replace(finished, label=label))
+        budget = finished.budgets[task.name] or budget
+        n_large = getattr(assembly.policy, "n_large", None) or n_large
     validation = {
         "format": FORMAT,
         "model": entry.name,
@@ -109,20 +95,18 @@ def validate(
         "seed": recipe.seed,
         "date": now(),
         "complete": all(run.summary.complete for run in runs),
-        "runs": [_row(label, run, runs[0], task.name) for label, run in zip(VARIANTS, runs, strict=True)],
+        "runs": [_row(run, runs[0], task.name) for run in runs],
     }
     write_document(folder / VALIDATION_FILE, validation)
-    return validation, runs
+    return runs
 
 
-def _row(label: str, run: ComparedRun, full: ComparedRun, task: str) -> dict[str, Any]:
-    difference = error = None
-    if run is not full:
-        difference, error, _ = paired_difference(problem_scores(run.samples, task), problem_scores(full.samples, task))
+def _row(run: FinishedRun, full: FinishedRun, task: str) -> dict[str, Any]:
+    difference, error, _ = run.against(full, task)
     metrics = run.summary.tasks[task]
-    method, outliers = VARIANTS[label]
+    method, outliers = VARIANTS[run.label]
     return {
-        "label": label,
+        "label": run.label,
         "method": method,
         "outliers": outliers,
         **{key: getattr(metrics, key) for key in _FIGURES},

@@ -30,8 +30,7 @@ _FIXED_POINT = 2.0**20
 def statistics_of(values: Tensor) -> Tensor:
     """Range (maximum minus minimum), L2 norm and variance (divided by D) of value vectors, (L, T, H, D).
 
-    Returns:
-        (M, L, T, H) float32, in the order of :data:`METRICS`.
+    Returns (M, L, T, H) float32, in the order of :data:`METRICS`.
     """
     values = values.float()
     value_range = values.amax(dim=-1) - values.amin(dim=-1)
@@ -42,21 +41,20 @@ def statistics_of(values: Tensor) -> Tensor:
 
 
 def median_ranges(tensors: Mapping[str, Tensor]) -> Tensor:
-    """(L, H) float32: the median range of each head, of a calibration's tensors."""
+    """Take the median range of each head, (L, H) float32, from a calibration's tensors."""
     return tensors["quantiles.rest"][0, :, :, LEVELS.index(0.5)]
 
 
 def ratio_to_median(values: Tensor, medians: Tensor) -> Tensor:
-    """``values / medians``, 0 where the median is."""
+    """Divide values by medians; 0 where the median is."""
     return (values / medians).where(medians > 0, 0.0)
 
 
 class ValueStatistics:
     """Statistics of the value states of the texts so far.
 
-    Attributes:
-        samples: the distributions by segment: "first" (the first 8 positions of a text), "prompt" and "completion"
-            (the other tokens).
+    ``samples`` are the distributions by segment: "first" (the first 8 positions of a text), "prompt" and "completion"
+    (the other tokens).
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class ValueStatistics:
         _require_finite(values, step)
         keys = hashed(torch.full((tokens,), key, dtype=torch.int64), torch.arange(tokens))
         rank = (not whole, number)
-        shown: list[Tensor] = []
+        example: list[Tensor] = []
         for segment, start, end in _spans(prompt_tokens, tokens, most):
             parts = torch.split(values[:, start:end], step, dim=1)
             statistics = torch.cat([statistics_of(part.to(self._device)) for part in parts], dim=2)
@@ -115,9 +113,9 @@ class ValueStatistics:
                 self._totals["position_sums"][..., start:end] += (ranges.double() * _FIXED_POINT).round().long()
                 self._totals["position_counts"][start:end] += 1
             if start < EXAMPLE_TOKENS and (self._example is None or rank < self._example[0]):
-                shown.append(ranges[..., : EXAMPLE_TOKENS - start].cpu())
-        if shown:
-            self._example = (rank, torch.cat(shown, dim=-1))
+                example.append(ranges[..., : EXAMPLE_TOKENS - start].cpu())
+        if example:
+            self._example = (rank, torch.cat(example, dim=-1))
 
     def rest(self) -> TokenSample:
         """All tokens but the first 8 positions of each text."""
@@ -126,11 +124,10 @@ class ValueStatistics:
     def largest(self) -> tuple[Tensor, Tensor, Tensor]:
         """The largest ranges of each head, falling, with the number of their text and their position in it.
 
-        Returns:
-            (L, H, K) float32, int32 and int32; -1 where there are fewer tokens.
+        Returns (L, H, K) float32, int32 and int32; -1 where there are fewer tokens.
         """
         largest = (self._totals[name].cpu() for name in ("top_ranges", "top_places"))
-        ranges, places = (torch.nn.functional.pad(each, (0, LARGEST - each.shape[-1]), value=-1) for each in largest)
+        ranges, places = (torch.nn.functional.pad(top, (0, LARGEST - top.shape[-1]), value=-1) for top in largest)
         texts = torch.where(places < 0, -1, places >> 32)
         positions = torch.where(places < 0, -1, places & 0xFFFFFFFF)
         return ranges, texts.int(), positions.int()
@@ -141,7 +138,7 @@ class ValueStatistics:
         return (sums.double() / _FIXED_POINT / counts.clamp_min(1).double()).float()
 
     def example(self) -> tuple[int, Tensor] | None:
-        """The number of the text shown in detail, and its ranges, (L, H, at most 2048 tokens) float32."""
+        """The number of the example text, and its ranges, (L, H, at most 2048 tokens) float32."""
         return None if self._example is None else (self._example[0][1], self._example[1])
 
     def state(self) -> dict[str, Tensor]:
@@ -155,15 +152,10 @@ class ValueStatistics:
         return state
 
     def restore(self, path: Path, state: Mapping[str, Tensor]) -> None:
-        """Take over a state that was read from ``path``.
-
-        Raises:
-            DataError: it is not the state of such a measurement.
-        """
+        """Take over a state that was read from ``path``; DataError if it is not one of such a measurement."""
         for segment, sample in self.samples.items():
             prefix = f"{segment}."
-            own = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
-            sample.restore(path, own)
+            sample.restore(path, {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)})
         try:
             self._totals = {name: state[name].clone().to(self._device) for name in self._totals}
             if "example" in state:
@@ -184,7 +176,7 @@ class ValueStatistics:
 
 
 def _require_finite(values: Tensor, step: int) -> None:
-    """Look at so many tokens at a time; the device is asked once."""
+    """Look at ``step`` tokens at a time, and wait for the device once."""
     parts = torch.split(values, step, dim=1)
     finite = torch.stack([part.isfinite().all() for part in parts]).tolist()
     if not all(finite):
@@ -194,8 +186,9 @@ def _require_finite(values: Tensor, step: int) -> None:
 
 
 def _spans(prompt_tokens: int, tokens: int, most: int) -> Iterator[tuple[str, int, int]]:
-    """Spans of positions that are of one segment and not longer than ``most``."""
-    bounds = (0, min(FIRST_POSITIONS, tokens), max(min(FIRST_POSITIONS, tokens), min(prompt_tokens, tokens)), tokens)
+    """Split positions into spans of one segment each, not longer than ``most``."""
+    first_tokens = min(FIRST_POSITIONS, tokens)
+    bounds = (0, first_tokens, max(first_tokens, min(prompt_tokens, tokens)), tokens)
     for segment, first, last in zip(SEGMENTS, bounds, bounds[1:], strict=False):
         for start in range(first, last, most):
             yield segment, start, min(start + most, last)

@@ -121,7 +121,7 @@ def _cells(
     random: bool,
 ) -> "list[Cell]":
     """Every cell in order, each checked; no weight is read."""
-    from vase_cli.bench.cells import make_cell, make_text_cell
+    from vase_cli.bench.cells import make_cell
     from vase_cli.engine.assembly import Assembly
     from vase_cli.models.random_weights import RandomWeights
 
@@ -137,10 +137,7 @@ def _cells(
         assembly = Assembly(recipe, entry, beside=cells[0].assembly if cells else None, weights=weights)
         for line in assembly.notes:
             typer.echo(line, err=True)
-        if of_texts:
-            cells += [make_text_cell(assembly, length, steps) for length in lengths]
-        else:
-            cells += [make_cell(assembly, count, length, steps) for count in counts for length in lengths]
+        cells += [make_cell(assembly, count, length, steps, of_text=of_texts) for count in counts for length in lengths]
     return cells
 
 

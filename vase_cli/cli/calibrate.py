@@ -78,7 +78,7 @@ def calibrate(
     if validate:
         calibrated = dataclasses.replace(entry, thresholds=str(thresholds))
         with EvalProgress() as progress:
-            _, runs = validation.validate(
+            runs = validation.validate(
                 measured.path,
                 own,
                 calibrated,

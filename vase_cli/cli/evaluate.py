@@ -57,7 +57,7 @@ def evaluate(
 
     from vase_cli.cli.progress import EvalProgress
     from vase_cli.engine.assembly import Assembly
-    from vase_cli.evaluation.comparison import ComparedRun, comparison_tables
+    from vase_cli.evaluation.comparison import FinishedRun, comparison_tables
     from vase_cli.evaluation.evaluate import evaluate as run_evaluation
     from vase_cli.evaluation.evaluate import prepare
 
@@ -65,15 +65,13 @@ def evaluate(
     assemblies = [first, *(Assembly(recipe, entry, beside=first) for recipe, entry in compared[1:])]
     # Everything is checked before the first run starts.
     prepared = [prepare(assembly, named, data=data, skip_bad_rows=skip_bad_rows) for assembly in assemblies]
-    runs: list[ComparedRun] = []
+    runs: list[FinishedRun] = []
     with EvalProgress() as progress:
         for number, (assembly, parts) in enumerate(zip(assemblies, prepared, strict=True), 1):
             if len(assemblies) > 1:
                 progress.note(f"run {number} of {len(assemblies)}: {assembly.recipe.method}")
-            finished = run_evaluation(assembly, parts, root=out, command=sys.argv, progress=progress)
-            budgets = {part.task.name: part.part.budget.tokens if part.part.budget else None for part in parts}
-            runs.append(ComparedRun(assembly.recipe.method, budgets, finished.summary, finished.samples))
-            progress.note(f"run folder: {finished.path}")
+            runs.append(run_evaluation(assembly, parts, root=out, command=sys.argv, progress=progress))
+            progress.note(f"run folder: {runs[-1].path}")
     if as_json or len(runs) == 1:
         for run in runs:
             print_summary(run.summary, as_json=as_json)

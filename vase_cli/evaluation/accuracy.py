@@ -21,12 +21,8 @@ class PairedDifference(NamedTuple):
 def mean_accuracy_and_standard_error(problems: Sequence[Sequence[float]]) -> tuple[float | None, float | None]:
     """Mean over problems of the mean over samples, and its standard error over problems.
 
-    Args:
-        problems: for each problem, the scores of its samples (at least one).
-
-    Returns:
-        Both as fractions of 1. The standard error is the sample standard deviation (n - 1) over sqrt(n):
-        None for fewer than two problems. Both are None without problems.
+    ``problems`` holds for each problem the scores of its samples, at least one. Both figures are fractions of 1, None
+    without problems; the error is the sample standard deviation (n - 1) over sqrt(n), None for fewer than two.
     """
     return _mean_and_standard_error([statistics.fmean(scores) for scores in problems])
 
@@ -34,10 +30,8 @@ def mean_accuracy_and_standard_error(problems: Sequence[Sequence[float]]) -> tup
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Probability that at least one of k samples, drawn from these without replacement, is correct.
 
-    The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. 2021 (arXiv 2107.03374), in whole numbers.
-
-    Raises:
-        ValueError: unless 0 <= correct <= samples and 1 <= k <= samples.
+    The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. 2021 (arXiv 2107.03374), in whole numbers;
+    ValueError unless 0 <= correct <= samples and 1 <= k <= samples.
     """
     if not 0 <= correct <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@k needs 0 <= correct <= samples and 1 <= k <= samples: {correct=}, {samples=}, {k=}")
@@ -46,11 +40,9 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> PairedDifference:
-    """Compares two runs problem by problem, which removes how hard the problems are from the error.
+    """Compare two runs problem by problem, which removes how hard the problems are from the error.
 
-    Args:
-        a: for each problem id, the scores of its samples.
-        b: the same of the other run; problems that only one run has are left out.
+    Each run maps problem ids to the scores of their samples; problems that only one run has are left out.
     """
     shared = sorted(a.keys() & b.keys())
     differences = [statistics.fmean(a[problem]) - statistics.fmean(b[problem]) for problem in shared]

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from vase_cli.evaluation.accuracy import paired_difference
+from vase_cli.evaluation.accuracy import PairedDifference, paired_difference
 from vase_cli.reports.numbers import number, percent, points
 from vase_cli.reports.tables import Table
 from vase_cli.runs.schema import Sample, Summary
@@ -17,23 +18,38 @@ READING = (
 
 
 @dataclass(frozen=True)
-class ComparedRun:
-    """One run of a comparison.
+class FinishedRun:
+    """What an evaluation leaves.
 
     Attributes:
-        method: the eviction method's name.
+        label: the eviction method's name, or another that tables show.
         budgets: tokens by task; None for the full cache.
-        summary: the run's summary.
-        samples: by id.
+        summary: figures of all samples.
+        samples: every one by id.
+        path: the run's folder; None where nothing is stored.
     """
 
-    method: str
+    label: str
     budgets: Mapping[str, int | None]
     summary: Summary
     samples: Mapping[str, Sample]
+    path: Path | None = None
+
+    def against(self, full: "FinishedRun | None", task: str) -> PairedDifference:
+        """Accuracy in a task less that of ``full``; no difference without it, or if this is it."""
+        if full is None or full is self:
+            return PairedDifference(None, None, 0)
+        return paired_difference(self._scores(task), full._scores(task))
+
+    def _scores(self, task: str) -> dict[str, list[float]]:
+        scores: dict[str, list[float]] = {}
+        for sample in self.samples.values():
+            if sample.task == task:
+                scores.setdefault(sample.problem_id, []).append(float(sample.grade == "correct"))
+        return scores
 
 
-def comparison_tables(runs: Sequence[ComparedRun]) -> list[Table]:
+def comparison_tables(runs: Sequence[FinishedRun]) -> list[Table]:
     """A table for each task, one row for each run in the order given; how to read them is under the last."""
     full = next((run for run in runs if all(budget is None for budget in run.budgets.values())), None)
     tasks = list(runs[0].budgets)
@@ -43,26 +59,14 @@ def comparison_tables(runs: Sequence[ComparedRun]) -> list[Table]:
     ]
 
 
-def _row(run: ComparedRun, task: str, full: ComparedRun | None) -> list[str]:
-    metrics, against = run.summary.tasks[task], "-"
-    if full is not None and full is not run:
-        compared = paired_difference(problem_scores(run.samples, task), problem_scores(full.samples, task))
-        against = points(compared.difference, compared.standard_error, "+")
+def _row(run: FinishedRun, task: str, full: FinishedRun | None) -> list[str]:
+    metrics, against = run.summary.tasks[task], run.against(full, task)
     return [
-        run.method,
+        run.label,
         number(run.budgets[task]),
         points(metrics.accuracy, metrics.standard_error),
-        against,
+        points(against.difference, against.standard_error, "+"),
         *map(number, (metrics.mean_completion_tokens, metrics.mean_cached_tokens)),
         *(percent(share, 0) for share in (metrics.loop_share, metrics.truncated_share)),
         number(run.summary.decode_tokens_per_s),
     ]
-
-
-def problem_scores(samples: Mapping[str, Sample], task: str) -> dict[str, list[float]]:
-    """For each problem of a task the scores of its samples: 1 for a correct one, else 0."""
-    scores: dict[str, list[float]] = {}
-    for sample in samples.values():
-        if sample.task == task:
-            scores.setdefault(sample.problem_id, []).append(float(sample.grade == "correct"))
-    return scores

@@ -16,7 +16,8 @@ from vase_cli.engine.device import gpu_names
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.requests import Completion, EngineStats, NewTokens, Notice, Request
 from vase_cli.errors import ConfigError, DataError
-from vase_cli.evaluation.regrade import graded
+from vase_cli.evaluation.comparison import FinishedRun
+from vase_cli.evaluation.regrade import graded, store_summary
 from vase_cli.evaluation.repetition import has_garbage_tail, has_repetition
 from vase_cli.evaluation.summary import summarize
 from vase_cli.graders.base import Grader
@@ -31,28 +32,19 @@ _SAMPLES_BETWEEN_SESSION_WRITES = 8
 
 
 class Progress(Protocol):
-    """Told what happens while a run goes on."""
+    """Listener to a run."""
 
     def note(self, line: str) -> None:
-        """One line the user should read."""
+        """Show one line to the user."""
 
     def start(self, task: str, finished: int, planned: int, engine: Engine | None) -> None:
-        """A task begins, with so many of its planned samples stored already; no engine if that is all of them."""
+        """Begin a task, so many of whose planned samples are stored already; no engine if that is all of them."""
 
     def tokens(self, tokens: Sequence[tuple[Request, int]]) -> None:
-        """These tokens were generated, one for each of some requests."""
+        """Take note of new tokens, (request, token id) each."""
 
     def sample(self, sample: Sample | None) -> None:
-        """A sample was finished, graded and stored; None for a text that a calibration measured."""
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """What an evaluation leaves: its folder (None if nothing is stored), summary, and every sample by id."""
-
-    path: Path | None
-    summary: Summary
-    samples: Mapping[str, Sample]
+        """Count a sample that is graded and stored; None is a text that a calibration measured."""
 
 
 @dataclass(frozen=True)
@@ -99,16 +91,13 @@ def evaluate(
 ) -> FinishedRun:
     """Generate, grade and store every sample that the run's folder does not hold yet.
 
-    On Ctrl-C and on an error what was finished is stored, and the summary says that it is of a part.
+    On Ctrl-C and on a VaseError all finished samples are stored whole, and the summary says that it is of a part.
 
     Args:
         parts: from :func:`prepare`; a task without a grader is not graded.
         root: the folder of all runs; None stores nothing.
         command: the command line, for the record.
         raw: give prompts to the model as they are, without its chat template.
-
-    Raises:
-        VaseError: one line; what was stored is whole.
     """
     run = describe_run(assembly, parts, command, raw=raw)
     path = None if root is None else root / run.name
@@ -130,11 +119,12 @@ def evaluate(
                 _evaluate_task(session, task_part, of_task, tokens, progress)
         finally:
             summary = session.finish()
-    return FinishedRun(path, summary, session.samples)
+    budgets = {task_part.task.name: task_part.part.budget_tokens for task_part in parts}
+    return FinishedRun(assembly.recipe.method, budgets, summary, session.samples, path)
 
 
 def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequence[str], *, raw: bool) -> Run:
-    """run.json of an evaluation; its ``config`` is what decides the tokens and grades."""
+    """Make run.json of an evaluation; its ``config`` is what decides the tokens and grades."""
     recipe = assembly.recipe
     config = {
         "model": assembly.entry.hub_id or assembly.entry.name,
@@ -161,7 +151,7 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
                 "grader": task_part.task.grader,
                 "fallbacks": list(task_part.task.fallbacks),
                 "samples": task_part.samples,
-                "budget": None if task_part.part.budget is None else task_part.part.budget.tokens,
+                "budget": task_part.part.budget_tokens,
                 "max_new_tokens": task_part.part.max_new_tokens,
                 "max_total_tokens": task_part.part.max_total_tokens,
             }
@@ -172,10 +162,9 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
         config["thresholds"] = assembly.thresholds.digest
     digest = config_hash(config)
     names = "-".join(task_part.task.name for task_part in parts)
-    budget = "" if recipe.budget is None else str(recipe.budget)
     return Run(
         format=FORMAT,
-        name=run_name(recipe.name, names, recipe.method, budget, config_hash=digest),
+        name=run_name(recipe.name, names, recipe.method, str(recipe.budget or ""), config_hash=digest),
         config=config,
         config_hash=digest,
         options={"device": recipe.device, "recipe": recipe.name},
@@ -205,13 +194,13 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
 
 
 def _problems_digest(problems: ProblemSet) -> str:
-    """Names what was asked and what is right, so that an edited problem file is another run."""
+    """Name prompts and right answers, so that an edited problem file is another run."""
     rows = [[problem.id, problem.prompt, problem.answer] for problem in problems.problems]
     return config_hash({"problems": rows})[:16]
 
 
 class _Session:
-    """What this process does for a run: the samples it stores, and the figures of its engines."""
+    """This process's part of a run: the samples it stores, and the figures of its engines."""
 
     def __init__(self, assembly: Assembly, run: Run, folder: RunFolder | None, slots: int, planned_steps: int) -> None:
         self.assembly, self.slots = assembly, slots
@@ -223,7 +212,7 @@ class _Session:
         assembly.hardware.reset_peak()
 
     def engine(self, part: Part, longest_prompt_tokens: int, progress: Progress) -> Engine:
-        """An engine for a part, whose figures are taken from here on; the first one loads the model."""
+        """Make an engine, whose figures count from here on; the first one loads the model."""
         decoding = self.assembly.decode_through(self._planned_steps)
         if not self._stats:
             progress.note(decoding)
@@ -234,7 +223,7 @@ class _Session:
         return engine
 
     def append(self, sample: Sample) -> None:
-        """Store a sample, and now and then what was measured."""
+        """Store a sample, and now and then the figures."""
         if self._folder is not None:
             self._folder.append(sample)
         self.samples[sample.id] = sample
@@ -243,13 +232,9 @@ class _Session:
             self._write()
 
     def finish(self) -> Summary:
-        """Store what was measured, and the summary of all samples."""
+        """Store the figures, and the summary of all samples."""
         self._write()
-        if self._folder is None:
-            return summarize(self.samples.values(), self._run)
-        summary = summarize(self.samples.values(), self._folder.run, self._folder.sessions)
-        self._folder.write_summary(summary)
-        return summary
+        return summarize(self.samples.values(), self._run) if self._folder is None else store_summary(self._folder)
 
     def _write(self) -> None:
         if self._folder is not None and self._stats:
@@ -263,8 +248,7 @@ def _evaluate_task(
     session: _Session, task_part: TaskPart, prompts: Mapping[str, Prompt], longest: int, progress: Progress
 ) -> None:
     task, requests = task_part.task, requests_of(task_part, prompts)
-    missing = [(request, problem) for request, problem in requests if request.id not in session.samples]
-    problems = {request.id: problem for request, problem in missing}
+    missing = {request.id: (request, problem) for request, problem in requests if request.id not in session.samples}
     engine = session.engine(task_part.part, longest, progress) if missing else None
     progress.start(task.name, task_part.planned - len(missing), task_part.planned, engine)
     if engine is None:
@@ -281,10 +265,10 @@ def _evaluate_task(
                 progress.sample(sample)
 
         try:
-            for completion in completions(engine, (request for request, _ in missing), progress):
+            for completion in completions(engine, (request for request, _ in missing.values()), progress):
                 session.slots = engine.settings.slots
                 if completion is not None:
-                    problem = problems[completion.request.id]
+                    _, problem = missing[completion.request.id]
                     sample = _sample(session.assembly, task.name, problem, prompts[problem.id], completion)
                     grading.append(pool.submit(graded, grader, task.fallbacks, sample))
                 store_graded(wait=False)
@@ -293,7 +277,7 @@ def _evaluate_task(
 
 
 def completions(engine: Engine, requests: Iterable[Request], progress: Progress) -> Iterator[Completion | None]:
-    """The completions of an engine, and None for every other moment; tokens and warnings go to the progress."""
+    """Yield the completions of an engine, None for other events; tokens and warnings go to the progress."""
     for event in engine.stream(requests):
         if isinstance(event, NewTokens):
             progress.tokens(event.tokens)
@@ -303,7 +287,7 @@ def completions(engine: Engine, requests: Iterable[Request], progress: Progress)
 
 
 def requests_of(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> Iterator[tuple[Request, Problem]]:
-    """All problems once, then again: a run that is stopped early has seen as many problems as it could."""
+    """Take all problems once, then again: a run that is stopped early has seen as many problems as it could."""
     for sample in range(task_part.samples):
         for problem in task_part.problems.problems:
             name = f"{task_part.task.name}/{problem.id}"
@@ -311,16 +295,16 @@ def requests_of(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> Iterator[
 
 
 def encode_prompt(assembly: Assembly, text: str, *, raw: bool) -> Prompt:
-    """A prompt through the chat template where the model has one, unless ``raw``.
+    """Encode a prompt, through the chat template where the model has one, unless ``raw``.
 
     Raises:
         ConfigError: a system prompt, and no template to hold it; or text that is not UTF-8.
         ModelError: the template refuses the messages.
     """
     recipe, tokenizer = assembly.recipe, assembly.tokenizer
-    for what, written in (("prompt", text), ("system prompt", recipe.system_prompt or "")):
+    for what, content in (("prompt", text), ("system prompt", recipe.system_prompt or "")):
         try:
-            written.encode()
+            content.encode()
         except UnicodeEncodeError as error:  # what Python makes of other bytes on the command line
             raise ConfigError(f"the {what} is not UTF-8 at character {error.start + 1}: write it again") from error
     if not raw and tokenizer.has_chat_template:
@@ -332,20 +316,18 @@ def encode_prompt(assembly: Assembly, text: str, *, raw: bool) -> Prompt:
 
 
 def longest_prompt(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> int:
-    """Tokens of the longest prompt; a limit that leaves no room after any of them is refused."""
+    """Count the tokens of the longest prompt; a limit that leaves no room after any of them is refused."""
     tokens = [len(prompt.token_ids) for prompt in prompts.values()]
     limit = task_part.part.max_total_tokens
     if min(tokens) >= limit:
         which = "the prompt has" if len(tokens) == 1 else f"the shortest prompt of {task_part.task.name} has"
-        raise ConfigError(
-            f"{which} {min(tokens):,} tokens, which leaves nothing of the limit of {limit:,}: shorten it, raise "
-            "--max-total-tokens, or take a model with a longer context"
-        )
+        way_out = "shorten it, raise --max-total-tokens, or take a model with a longer context"
+        raise ConfigError(f"{which} {min(tokens):,} tokens, which leaves nothing of the limit of {limit:,}: {way_out}")
     return max(tokens)
 
 
 def planned_steps(parts: Sequence[TaskPart], longest: Sequence[int], slots: int) -> int:
-    """Decode steps if every text reaches its limit; the same whether a run is new or goes on."""
+    """Count decode steps as if every text reached its limit, the same whether a run is new or goes on."""
     steps = 0
     for task_part, prompt_tokens in zip(parts, longest, strict=True):
         limit = task_part.part.max_total_tokens - prompt_tokens
@@ -354,7 +336,7 @@ def planned_steps(parts: Sequence[TaskPart], longest: Sequence[int], slots: int)
 
 
 def _slots(assembly: Assembly, path: Path | None) -> int | str:
-    """The slots asked for; "auto" goes on with those the run was started with, as the batch shape decides bits."""
+    """Take the recipe's slots; "auto" goes on with those of the run's start, as the batch shape decides bits."""
     slots = assembly.recipe.slots
     if slots == "auto" and path is not None and (path / RUN_FILE).is_file():
         return next((session.slots for session in read_sessions(path)), slots)
@@ -370,7 +352,6 @@ def _budget_lines(parts: Sequence[TaskPart]) -> Iterator[str]:
 
 
 def _sample(assembly: Assembly, task: str, problem: Problem, prompt: Prompt, completion: Completion) -> Sample:
-    """A finished sample, its grade not yet filled in."""
     text = assembly.tokenizer.decode(completion.token_ids)
     return Sample(
         id=completion.request.id,

@@ -22,7 +22,7 @@ class Regraded(NamedTuple):
 
 
 def graded(grader: Grader | None, fallbacks: Sequence[str], sample: Sample) -> Sample:
-    """A sample with its grade; without a grader, or of a text that failed, as it is."""
+    """Fill in a sample's grade; without a grader, or of a text that failed, it stays as it is."""
     if grader is None or sample.finish_reason == "error":
         return sample
     grade = grader.grade(sample.gold, sample.text, thought_open=sample.thought_open, fallbacks=fallbacks)
@@ -31,18 +31,20 @@ def graded(grader: Grader | None, fallbacks: Sequence[str], sample: Sample) -> S
     return Sample.model_validate(dict(sample) | verdict)
 
 
-def regrade(path: Path) -> Regraded:
-    """Grade the stored texts of a run again.
+def store_summary(folder: RunFolder) -> Summary:
+    """Summarize the folder's samples and sessions into summary.json."""
+    summary = summarize(folder.samples.values(), folder.run, folder.sessions)
+    folder.write_summary(summary)
+    return summary
 
-    Raises:
-        VaseError: one line.
-    """
+
+def regrade(path: Path) -> Regraded:
+    """Grade the stored texts of a run again; VaseError says in one line why it cannot."""
     with RunFolder(path) as folder, contextlib.ExitStack() as stack:
         tasks = {task.name: task for task in folder.run.tasks}
         if ungraded := [name for name, task in tasks.items() if not task.grader]:
-            raise ConfigError(
-                f"{path}: '{ungraded[0]}' has no right answers: it was made by `vase run`, not `vase eval`"
-            )
+            made = "it was made by `vase run`, not `vase eval`"
+            raise ConfigError(f"{path}: '{ungraded[0]}' has no right answers: {made}")
         names = {task.grader for task in tasks.values()}
         graders = {name: stack.enter_context(plugins.load("graders", name)()) for name in names}
         samples, changed = [], 0
@@ -52,6 +54,4 @@ def regrade(path: Path) -> Regraded:
             samples.append(graded(graders[task.grader], task.fallbacks, sample))
             changed += samples[-1].grade != sample.grade
         backup = folder.replace_completions(samples)
-        summary = summarize(folder.samples.values(), folder.run, folder.sessions)
-        folder.write_summary(summary)
-    return Regraded(summary, changed, backup)
+        return Regraded(store_summary(folder), changed, backup)

@@ -20,7 +20,7 @@ _EAST_ASIAN = {"CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "FULLWIDTH",
 
 
 def has_repetition(text: str) -> bool:
-    """Whether the last 500 characters hold a loop: a phrase of 10 to 40 characters five times in a row.
+    """Find a loop in the last 500 characters: a phrase of 10 to 40 characters five times in a row.
 
     In a row: the five do not overlap, and the same text (or none) stands between each two, so the
     stretch has one period of 10 to 122 characters. Counting a phrase wherever it stands would not do:
@@ -47,7 +47,7 @@ def has_repetition(text: str) -> bool:
 
 
 def has_garbage_tail(text: str) -> bool:
-    """Whether the last 200 characters are mostly not text. Cautious: any language, code, LaTeX and emoji are text.
+    """Judge whether the last 200 characters are mostly not text; any language, code, LaTeX and emoji are text.
 
     True if one of these holds:
 
@@ -65,15 +65,12 @@ def has_garbage_tail(text: str) -> bool:
     scripts = [_script(character) for character in tail]
     if len(set(scripts) - {None}) < _FEWEST_SCRIPTS:
         return False
-    joins = 0
-    for left, right in itertools.pairwise(scripts):
-        if left is not None and right is not None and left != right:
-            joins += "EAST ASIAN" not in (left, right) and {left, right} != {"LATIN", "GREEK"}
-    return joins >= _FEWEST_SIGNS
+    joined = [{left, right} for left, right in itertools.pairwise(scripts) if left and right and left != right]
+    return sum("EAST ASIAN" not in pair and pair != {"LATIN", "GREEK"} for pair in joined) >= _FEWEST_SIGNS
 
 
 def _repeats(text: str, start: int, period: int) -> bool:
-    """Whether the stretch around ``start`` that has this period holds the phrase often enough."""
+    """Measure the stretch around ``start`` that has this period: does it hold the phrase often enough?"""
     needed = (_TIMES - 2) * period + _SHORTEST_PHRASE  # characters that equal the one a period later
     # The first aligned block of a stretch begins less than a block after it, so most of it follows.
     following = needed - _BLOCK
@@ -89,7 +86,7 @@ def _repeats(text: str, start: int, period: int) -> bool:
 
 
 def _script(character: str) -> str | None:
-    """The writing system of a letter, from its Unicode name; East Asian ones, which mix, count as one."""
+    """Name the writing system of a letter, from its Unicode name; East Asian ones, which mix, count as one."""
     if character.isascii():
         return "LATIN" if character.isalpha() else None
     if not unicodedata.category(character).startswith("L"):

@@ -12,23 +12,15 @@ from vase_cli.runs.schema import Metrics, Run, RunTask, Sample, Session, Summary
 
 
 def summarize(samples: Iterable[Sample], run: Run, sessions: Sequence[Session] = ()) -> Summary:
-    """The figures of a run.
+    """Work out the figures of a run from its finished samples; speed and memory from its sessions alone.
 
-    Args:
-        samples: finished ones, of any part of the run.
-        run: run.json.
-        sessions: lines of sessions.jsonl; speed and memory come from them alone.
-
-    Raises:
-        DataError: a sample of a task that run.json does not name.
+    DataError for a sample of a task that run.json does not name.
     """
     by_task: dict[str, list[Sample]] = {task.name: [] for task in run.tasks}
     for sample in samples:
         if sample.task not in by_task:
-            raise DataError(
-                f"{COMPLETIONS_FILE} of {run.name} has a sample of task '{sample.task}', "
-                f"which its {RUN_FILE} does not name; delete the line"
-            )
+            where = f"{COMPLETIONS_FILE} of {run.name} has a sample of task '{sample.task}'"
+            raise DataError(f"{where}, which its {RUN_FILE} does not name; delete the line")
         by_task[sample.task].append(sample)
     finished = [sample for task in by_task.values() for sample in task]
     overall = _metrics(finished, run.tasks)

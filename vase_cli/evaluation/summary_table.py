@@ -16,7 +16,7 @@ def summary_table(summary: Summary) -> Table:
             points(metrics.accuracy, metrics.standard_error, unit="%"),
             str(metrics.samples) if metrics.complete else f"{metrics.samples} of {metrics.planned_samples}",
             *map(percent, (metrics.no_answer_share, metrics.truncated_share, metrics.loop_share)),
-            *(number(mean, 0) for mean in (metrics.mean_completion_tokens, metrics.mean_cached_tokens)),
+            *map(number, (metrics.mean_completion_tokens, metrics.mean_cached_tokens)),
             number(metrics.mean_cuts, 1),
         ]
         for name, metrics in named.items()
@@ -29,8 +29,7 @@ def _notes(summary: Summary) -> list[str]:
     if not summary.complete:
         lines.append(f"not complete: {summary.samples} of {summary.planned_samples} samples")
     for name, metrics in summary.tasks.items():
-        passes = [f"pass@{k} {percent(value)}" for k, value in metrics.pass_at_k.items() if k != "1"]
-        if passes:
+        if passes := [f"pass@{k} {percent(value)}" for k, value in metrics.pass_at_k.items() if k != "1"]:
             lines.append(f"{name}: {', '.join(passes)}")
         if metrics.fallback_rules:
             counts = ", ".join(f"{rule} {count}" for rule, count in metrics.fallback_rules.items())
@@ -43,8 +42,7 @@ def _notes(summary: Summary) -> list[str]:
         if metrics.skipped_rows:
             lines.append(f"{name}: rows of the problem file left out: {metrics.skipped_rows}")
     rates = {"decode": summary.decode_tokens_per_s, "prefill": summary.prefill_tokens_per_s}
-    speeds = [f"{kind} {number(rate, 0)} tokens/s" for kind, rate in rates.items() if rate is not None]
-    if speeds:
+    if speeds := [f"{kind} {number(rate)} tokens/s" for kind, rate in rates.items() if rate is not None]:
         lines.append(f"{summary.device}, {summary.slots} slots: {', '.join(speeds)}; {summary.wall_s:,.0f} s in all")
     # With fewer texts than slots the cache would be set against texts that were not there.
     enough = summary.slots is not None and summary.samples >= summary.slots

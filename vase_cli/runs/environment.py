@@ -16,17 +16,16 @@ _CHECKOUT = Path(vase_cli.__file__).resolve().parent.parent
 
 
 def environment(gpus: Sequence[str] = ()) -> dict[str, Any]:
-    """The keys ``vase_version``, ``versions``, ``git`` and ``hardware`` of run.json, with the names of the GPUs."""
+    """Collect ``vase_version``, ``versions``, ``git`` and ``hardware`` of run.json, with the names of the GPUs."""
     import psutil
 
     process = psutil.Process()  # which may use fewer cores than the machine has, but on macOS
     cores = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else psutil.cpu_count()
-    ram_bytes = psutil.virtual_memory().total
     return {
         "vase_version": vase_cli.__version__,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
         "git": _git(_CHECKOUT),
-        "hardware": {"cpu": _cpu(), "cores": cores, "ram_bytes": ram_bytes, "gpus": list(gpus)},
+        "hardware": {"cpu": _cpu(), "cores": cores, "ram_bytes": psutil.virtual_memory().total, "gpus": list(gpus)},
     }
 
 

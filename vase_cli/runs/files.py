@@ -25,7 +25,7 @@ def file_access(action: str, path: Path, kind: type[VaseError]) -> Iterator[None
 
 
 def read_document(path: Path, version: int, otherwise: str) -> dict[str, Any]:
-    """A .json file that states the version of its format; DataError says to restore it, or what to do otherwise."""
+    """Read a .json file that states the version of its format; DataError says to restore it, or ``otherwise``."""
     try:
         with file_access("read", path, DataError):
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -33,18 +33,18 @@ def read_document(path: Path, version: int, otherwise: str) -> dict[str, Any]:
         raise DataError(f"{path} is not valid JSON; restore it, or {otherwise}") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} is not a JSON object; restore it, or {otherwise}")
-    if (found := value.get("format")) != version:
-        raise DataError(f"{path} has format {found!r}; this version of vase reads format {version}")
+    if (stored := value.get("format")) != version:
+        raise DataError(f"{path} has format {stored!r}; this version of vase reads format {version}")
     return value
 
 
 def read_lines(path: Path, kind: type[R], way_out: str) -> Iterator[tuple[bytes, R | None]]:
-    """The lines of a .jsonl file, each as it is and as a record; none where there is no file.
+    """Read a .jsonl file, each line as it is and as a record; no line where there is no file.
 
     A last line that is not a JSON object was cut by a kill or a power failure: its record is None.
 
     Raises:
-        DataError: the file cannot be read, or another line is broken: names its number, the fault and the ``way_out``.
+        DataError: the file cannot be read, or another line is broken: its number, the fault and the ``way_out``.
     """
     with file_access("read", path, DataError), contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -61,7 +61,7 @@ def read_lines(path: Path, kind: type[R], way_out: str) -> Iterator[tuple[bytes,
 
 
 def checked(value: dict[str, Any], kind: type[R], where: str, way_out: str) -> R:
-    """A JSON object as a record; DataError says what is wrong with it, where, and the way out."""
+    """Turn a JSON object into a record; DataError says where, what is wrong with it, and the way out."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -69,7 +69,7 @@ def checked(value: dict[str, Any], kind: type[R], where: str, way_out: str) -> R
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:
-    """One line of a .jsonl file; NaN and infinity, which JSON lacks, raise ValueError."""
+    """Make a line of a .jsonl file; NaN and infinity, which JSON lacks, raise ValueError."""
     try:
         return json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except UnicodeEncodeError:  # half of a surrogate pair: JSON can escape it, UTF-8 cannot hold it
@@ -90,7 +90,7 @@ def write_file(path: Path, content: bytes, kind: type[VaseError] = RunError, *, 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Replace a file in one step: a reader, or a kill, finds the old or the new one, whole.
 
-    ``durable``: wait for the disk, so that a power failure leaves a whole one too.
+    With ``durable`` the disk is waited for, so that a power failure leaves a whole one too.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:

@@ -17,6 +17,7 @@ last samples may be missing or cut, and run again.
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -31,7 +32,7 @@ from typing import Any, Self
 
 from vase_cli.errors import ConfigError, RunError, VaseError, file_error
 from vase_cli.runs.files import checked, file_access, line_of, read_document, read_lines, write_document, write_file
-from vase_cli.runs.schema import FORMAT, Run, Sample, Session, Summary
+from vase_cli.runs.schema import FORMAT, Record, Run, Sample, Session, Summary
 
 RUN_FILE, SUMMARY_FILE = "run.json", "summary.json"
 COMPLETIONS_FILE, SESSIONS_FILE = "completions.jsonl", "sessions.jsonl"
@@ -39,25 +40,20 @@ _LONGEST_NAME = 150  # bytes; file systems allow 255
 
 
 class StoredRun:
-    """What a run folder holds. Reading changes nothing and takes no lock, so a run that is going on can be read.
+    """A run folder's content. Reading changes nothing and takes no lock, so a run that is going on can be read.
 
     Attributes:
         path: the folder.
-        run: what run.json holds; of a resumed run, what it held before.
+        run: run.json; of a resumed run, as it was before.
         samples: the finished ones by id, in the order of the file. Of several with the same id the first counts: it
             is the one that was reported.
         sessions: lines of sessions.jsonl.
-        notes: one line for each thing the user should know about what was found.
+        notes: lines for the user about oddities of the files.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the folder.
-
-        Raises:
-            ConfigError: not a run folder.
-            DataError: a file in it is broken, other than a cut last line.
-        """
-        require_run_folder(path)
+        """Read the folder: ConfigError if it is not a run's, DataError if more is broken than a cut last line."""
+        _require_run_folder(path)
         self.path, self.notes = path, list[str]()
         self.samples: dict[str, Sample] = {}
         afresh = "move the folder away and start the run again"
@@ -75,30 +71,27 @@ class StoredRun:
             self._whole_bytes, last = self._whole_bytes + len(line), line
         self._missing_newline = b"" if last.endswith(b"\n") else b"\n"
         if repeated:
-            self.notes.append(
-                f"{completions} holds {repeated} records whose id it has already; the first of each counts"
-            )
+            known = f"{repeated} records whose id it has already"
+            self.notes.append(f"{completions} holds {known}; the first of each counts")
 
 
 class RunFolder(StoredRun):
     """A run's folder, held by this process until ``close``; also a context manager.
 
-    A method that writes raises RunError if the disk is full or the folder is gone; what was stored before stays whole.
+    Methods that write raise RunError if the disk is full or the folder is gone; stored samples stay whole.
     """
 
     def __init__(self, path: Path, run: Run | None = None) -> None:
         """Make the folder of a run, run.json first, or open it again; without ``run`` one that is there.
 
         Raises:
-            ConfigError: another process holds the folder, it is not a run's, or of another config or other problems,
-                or it cannot be written.
+            ConfigError: the folder is in use, not a run's, of another config or other problems, or cannot be written.
             DataError: a file in it is broken, other than a cut last line.
         """
         self._completions: FileIO | None = None
-        self._started_at, self._started = now(), time.monotonic()
-        self._process = os.getpid()
+        self._started_at, self._started, self._process = now(), time.monotonic(), os.getpid()
         if run is None:
-            require_run_folder(path)
+            _require_run_folder(path)
         elif run.config_hash != config_hash(run.config):
             raise ValueError("config_hash is not the hash of config")
         else:
@@ -145,32 +138,30 @@ class RunFolder(StoredRun):
     def replace_completions(self, samples: Iterable[Sample]) -> Path | None:
         """Replace every sample by the one of its id, as grading again does, in one step.
 
-        Returns:
-            The file that keeps the old samples (completions.jsonl.1, then .2, ...); None if nothing changed.
+        Returns the file that keeps the old samples (completions.jsonl.1, then .2, ...); None if nothing changed.
         """
         new = {sample.id: sample for sample in samples}
         if new.keys() != self.samples.keys():
             raise ValueError("the new samples are not those that are stored")
         if new == self.samples:
             return None
-        new = {identifier: new[identifier] for identifier in self.samples}
-        path, number = self.path / COMPLETIONS_FILE, 1
-        while (backup := path.with_name(f"{path.name}.{number}")).exists():
-            number += 1
+        path = self.path / COMPLETIONS_FILE
+        backups = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+        backup = next(free for free in backups if not free.exists())
         self._close_completions()
         with file_access("write", path, RunError):
             try:
                 os.link(path, backup)
             except OSError:  # a file system without hard links
                 shutil.copy2(path, backup)
-        write_file(path, b"".join(line_of(dict(sample)) for sample in new.values()))
-        self.samples = new
+        self._write_lines(COMPLETIONS_FILE, [new[identifier] for identifier in self.samples])
+        self.samples = {identifier: new[identifier] for identifier in self.samples}
         return backup
 
     def record_session(self, measured: Mapping[str, Any]) -> None:
-        """Write what this process has measured so far as its line of sessions.jsonl, in place of its last one.
+        """Write the figures of this process so far, with its name and the time, over its line of sessions.jsonl.
 
-        Called every few samples, so that a kill loses little; who measured it and when is added.
+        Called every few samples, so that a kill loses little.
         """
         own: dict[str, Any] = {"host": socket.gethostname(), "pid": self._process, "started_at": self._started_at}
         self._write_session(Session(**own, **self._so_far(closed=False), **measured), durable=False)
@@ -213,8 +204,10 @@ class RunFolder(StoredRun):
 
     def _write_session(self, session: Session, *, durable: bool) -> None:
         self.sessions[self._earlier_sessions :] = [session]
-        lines = b"".join(line_of(dict(session)) for session in self.sessions)
-        write_file(self.path / SESSIONS_FILE, lines, durable=durable)
+        self._write_lines(SESSIONS_FILE, self.sessions, durable=durable)
+
+    def _write_lines(self, name: str, records: Iterable[Record], *, durable: bool = True) -> None:
+        write_file(self.path / name, b"".join(line_of(dict(record)) for record in records), durable=durable)
 
     def _close_completions(self) -> None:
         if self._completions is not None:
@@ -223,26 +216,26 @@ class RunFolder(StoredRun):
                 os.fsync(file.fileno())
 
 
-def require_run_folder(path: Path) -> None:
-    """Raise ConfigError unless the path is a folder with a run.json."""
-    written = "name one that `vase eval` has written"
+def _require_run_folder(path: Path) -> None:
+    hint = "name one that `vase eval` has written"
     if not path.is_dir():
-        raise ConfigError(f"no run folder at {path}; {written}")
+        raise ConfigError(f"no run folder at {path}; {hint}")
     if not (path / RUN_FILE).exists():
         runs = [child for child in path.iterdir() if (child / RUN_FILE).exists()]
-        newest = max(runs, key=lambda child: (child.stat().st_mtime, child.name), default=None)
-        hint = written if newest is None else f"name one of the {len(runs)} in it, such as {newest}"
+        if runs:
+            newest = max(runs, key=lambda child: (child.stat().st_mtime, child.name))
+            hint = f"name one of the {len(runs)} in it, such as {newest}"
         raise ConfigError(f"{path} is not a run folder: it has no {RUN_FILE}; {hint}")
 
 
 def read_sessions(path: Path) -> list[Session]:
-    """The whole lines of a folder's sessions.jsonl, if there is one; DataError names a broken one."""
+    """Read the whole lines of a folder's sessions.jsonl, if there is one; DataError names a broken line."""
     lines = read_lines(path / SESSIONS_FILE, Session, "delete the line")
     return [session for _, session in lines if session is not None]
 
 
 def _difference(stored: Run, run: Run) -> str:
-    """How a folder's run is not this one, or ""."""
+    """Say how a folder's run is not this one, or ""."""
     if stored.config_hash != run.config_hash:
         return f"belongs to another config ({stored.config_hash[:8]}, this one is {run.config_hash[:8]})"
     for before, after in zip(stored.tasks, run.tasks, strict=False):
@@ -253,20 +246,18 @@ def _difference(stored: Run, run: Run) -> str:
 
 
 def _changes(stored: Run, new: Run) -> list[str]:
-    """What of the software and hardware differs from when the run was started, as one note."""
-    before, after = (
-        {"vase": run.vase_version, **run.versions, "gpus": run.hardware.get("gpus")} for run in (stored, new)
-    )
+    """Note changes of the software and hardware since the run was started."""
+    runs = (stored, new)
+    before, after = ({"vase": run.vase_version, **run.versions, "gpus": run.hardware.get("gpus")} for run in runs)
     changed = [f"{name} {before.get(name)} -> {after[name]}" for name in after if before.get(name) != after[name]]
     return [f"the run goes on under other conditions than it started: {', '.join(changed)}"] if changed else []
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder for a while; the system lets it go when the process ends in any way.
+    """Keep other processes out of a folder; the system lets it go when the process ends in any way.
 
-    Raises:
-        ConfigError: another process holds it, or it cannot be written or locked.
+    ConfigError if another process holds it, or it cannot be written or locked.
     """
     from filelock import FileLock, Timeout
 
@@ -278,9 +269,8 @@ def held(folder: Path) -> Iterator[None]:
         holder = ""
         with contextlib.suppress(OSError):
             holder = path.read_text(encoding="utf-8", errors="replace")[:300]
-        raise ConfigError(
-            f"{folder} is in use by {holder or 'another process'}; wait until it ends, or stop it"
-        ) from error
+        in_use = f"{folder} is in use by {holder or 'another process'}"
+        raise ConfigError(f"{in_use}; wait until it ends, or stop it") from error
     except OSError as error:
         raise file_error("lock", path, error, ConfigError) from error
     try:
@@ -297,11 +287,8 @@ def held(folder: Path) -> Iterator[None]:
 def config_hash(config: Mapping[str, Any]) -> str:
     """SHA-256 (64 hexadecimal digits) of a config: the same for equal values, whatever the order of the keys.
 
-    Lists and tuples are equal, and so are 1 and 1.0; strings, booleans and None are as in JSON.
-
-    Raises:
-        TypeError: a value that JSON does not have, or a key that is not a string.
-        ValueError: NaN or infinity.
+    Lists and tuples are equal, and so are 1 and 1.0. TypeError for a value that JSON does not have or a key that is
+    not a string, ValueError for NaN and infinity.
     """
     text = json.dumps(_canonical(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()

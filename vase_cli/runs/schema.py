@@ -177,7 +177,7 @@ SCHEMA: dict[str, type[Record]] = {
 
 
 def fault(error: ValidationError) -> str:
-    """What is wrong with an object, in one line: its missing and unknown keys, else its first wrong value."""
+    """Say in one line what is wrong with an object: its missing and unknown keys, else its first wrong value."""
     named: dict[str, list[str]] = {"missing": [], "extra_forbidden": []}
     wrong = ""
     for detail in error.errors(include_url=False):
@@ -189,25 +189,25 @@ def fault(error: ValidationError) -> str:
 
 
 def described(record: type[Record]) -> list[dict[str, Any]]:
-    """For each key: name, JSON type, unit ("" for none), meaning, all values where they are few, and timing."""
+    """Describe each key: name, JSON type, unit ("" for none), meaning, all values where they are few, and timing."""
     entries = []
     for name, shape in record.model_json_schema()["properties"].items():
         branches = shape.get("anyOf", [shape])
         types = [branch.get("type", "object") for branch in branches]
         values = branches[0].get("enum", [])
-        facts = {"type": " | ".join(types), "unit": shape["unit"], "meaning": shape["description"]}
         values = [*values, None] if values and "null" in types else values
+        facts = {"type": " | ".join(types), "unit": shape["unit"], "meaning": shape["description"]}
         entries.append({"name": name, **facts, "values": values, "timing": shape["timing"]})
     return entries
 
 
 def schema_json() -> str:
-    """The schema as one JSON object: for each file, its keys in order."""
+    """Write the schema as one JSON object: for each file, its keys in order."""
     return json.dumps({title: described(record) for title, record in SCHEMA.items()}, indent=2)
 
 
 def schema_text() -> str:
-    """The schema as plain text: for each file a heading, then one line for each key."""
+    """Write the schema as plain text: for each file a heading, then one line for each key."""
     blocks = []
     for title, record in SCHEMA.items():
         lines, entries = [title], described(record)
