@@ -81,12 +81,11 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, _VERSION] = False) -> None:
     pass
 
 

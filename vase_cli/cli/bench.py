@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vase_cli.cli import options
+from vase_cli.cli.options import Resolved
 from vase_cli.cli.output import print_table
 from vase_cli.config.resolve import check_given
 from vase_cli.config.schema import SAMPLING_KEYS, SamplingParams
@@ -69,7 +70,7 @@ def bench(
     from vase_cli.bench.records import Bench
 
     bench_steps = make_steps(compared[0][0].window, warmup, steps)
-    cells = _cells(compared, bench_steps, counts, lengths, of_texts=bool(text), random=shape is not None)
+    cells = _cells(compared, bench_steps, counts, lengths, texts=bool(text), random=shape is not None)
     first = cells[0].assembly
     memory_bytes = None if memory is None else int(memory * 2**30)
     measured = Bench(first.device, bench_steps, prefill_tokens=prefill, memory_bytes=memory_bytes)
@@ -79,7 +80,7 @@ def bench(
 
 def _compared(
     overrides: options.Overrides, changes: dict[str, Any], shape: str | None, *, with_full: bool
-) -> list[options.Resolved]:
+) -> list[Resolved]:
     """A recipe for every method at every budget; ``with_full`` puts full first, named or not."""
     if shape is not None:
         catalog = overrides.catalog()
@@ -101,15 +102,9 @@ def _compared(
 
 
 def _cells(
-    compared: Sequence[options.Resolved],
-    steps: "Steps",
-    counts: Sequence[int | str],
-    lengths: Sequence[int],
-    *,
-    of_texts: bool,
-    random: bool,
+    compared: list[Resolved], steps: "Steps", counts: list[int | str], lengths: list[int], *, texts: bool, random: bool
 ) -> "list[Cell]":
-    """Check every cell, in order; no weight is read."""
+    """Plan and check every cell, in order; no weight is read."""
     from vase_cli.bench.cells import make_cell, make_text_cell
     from vase_cli.engine.assembly import Assembly
     from vase_cli.models.random_weights import RandomWeights
@@ -126,7 +121,7 @@ def _cells(
         assembly = Assembly(recipe, entry, beside=cells[0].assembly if cells else None, weights=weights)
         for line in assembly.notes:
             typer.echo(line, err=True)
-        if of_texts:
+        if texts:
             cells += [make_text_cell(assembly, length, steps) for length in lengths]
         else:
             cells += [make_cell(assembly, count, length, steps) for count in counts for length in lengths]

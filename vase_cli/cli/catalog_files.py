@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -19,6 +19,9 @@ Destination = Annotated[
     Path | None, typer.Argument(help="Folder, or for one file its new name (.yaml); your own folder if left out.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+
+Load: TypeAlias = Callable[[CatalogFile], Any]
+Row: TypeAlias = Callable[[CatalogFile, Any], Sequence[str]]
 
 
 def flatten(record: Any, *skip: str) -> dict[str, Any]:
@@ -50,15 +53,7 @@ def cell(value: Any) -> str:
     return "-" if value in (None, (), {}) else text.replace("\n", "\\n")
 
 
-def list_files(
-    catalog: Catalog,
-    kind: Kind,
-    load: Callable[[CatalogFile], Any],
-    headings: Sequence[str],
-    row: Callable[[CatalogFile, Any], Sequence[str]],
-    *,
-    as_json: bool,
-) -> None:
+def list_files(catalog: Catalog, kind: Kind, load: Load, headings: Sequence[str], row: Row, *, as_json: bool) -> None:
     """Print a row or a JSON object for each file; one that does not load is left out, with its error on stderr."""
     rows = []
     for file in catalog.files(kind).values():

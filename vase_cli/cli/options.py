@@ -22,6 +22,7 @@ from vase_cli.config.yaml import parse_scalar
 
 DEFAULT_RECIPE = "tiny-reasoner"
 BENCHMARK = "Benchmark"
+_METHOD = ("--method", "-m")
 _PANELS = (None, "Model and recipe", "Eviction", BENCHMARK, "Sampling and limits", "Machine")
 
 AUTO_SLOTS = "auto takes what fits, at most 256 on a GPU and 16 on a CPU"
@@ -36,9 +37,7 @@ def _option(panel: str, help: str, *names: str, default: object = None, metavar:
     return dataclasses.field(default=None, metadata={"option": option})
 
 
-_model, _eviction, _sampling, _machine = (
-    partial(_option, panel) for panel in _PANELS if panel not in (None, BENCHMARK)
-)
+_model, _eviction, _, _sampling, _machine = (partial(_option, panel) for panel in _PANELS[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +54,9 @@ class Overrides:
     system_prompt: str | None = _model("System prompt.", "--system")
     zoo: Path | None = _model("Folder of zoo entries, searched first.")
     recipes: Path | None = _model("Folder of recipes, searched first.")
-    method: str | None = _eviction("Eviction method; see `vase methods list`.", "--method", "-m", default=Recipe.method)
+    method: str | None = _eviction("Eviction method; see `vase methods list`.", *_METHOD, default=Recipe.method)
     methods: list[str] | None = _eviction(
-        "Eviction method, or several: full,vase-attnv; see `vase methods list`.",
-        "--method",
-        "-m",
-        default=Recipe.method,
+        "Eviction method, or several: full,vase-attnv; see `vase methods list`.", *_METHOD, default=Recipe.method
     )
     budget: str | None = _eviction("Tokens kept per KV head, or 4x: a quarter of the full cache.", "--budget", "-b")
     budgets: list[str] | None = _eviction(

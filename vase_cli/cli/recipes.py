@@ -15,6 +15,8 @@ from vase_cli.config.catalog import Catalog, CatalogFile
 from vase_cli.config.method_options import make_method
 from vase_cli.config.schema import Recipe
 
+_Name = Annotated[str, typer.Argument(help="Recipe name, or a .yaml file.")]
+
 app = typer.Typer(help="List recipes, show one resolved, check or copy their files.", no_args_is_help=True)
 
 
@@ -31,12 +33,7 @@ def list_recipes(as_json: AsJson = False, zoo: ZooFolder = None, recipes: Recipe
 
 
 @app.command("show")
-def show_recipe(
-    name: Annotated[str, typer.Argument(help="Recipe name, or a .yaml file.")],
-    as_json: AsJson = False,
-    zoo: ZooFolder = None,
-    recipes: RecipesFolder = None,
-) -> None:
+def show_recipe(name: _Name, as_json: AsJson = False, zoo: ZooFolder = None, recipes: RecipesFolder = None) -> None:
     """Every value that a run of the recipe has, and where it comes from."""
     recipe, _, notes = Catalog.open(zoo=zoo, recipes=recipes).resolve(name, {})
     print_notes(notes)
@@ -55,10 +52,7 @@ def validate_recipes(names: Names = None, zoo: ZooFolder = None, recipes: Recipe
 
 @app.command("copy")
 def copy_recipe(
-    name: Annotated[str, typer.Argument(help="Recipe name, or a .yaml file.")],
-    destination: Destination = None,
-    force: Force = False,
-    recipes: RecipesFolder = None,
+    name: _Name, destination: Destination = None, force: Force = False, recipes: RecipesFolder = None
 ) -> None:
     """Copy a recipe into your own folder, to edit it there; prints where it is."""
     catalog_files.copy(Catalog.open(recipes=recipes).find("recipes", name), destination, force=force)

@@ -68,11 +68,8 @@ def run(
 
 
 def _embedded() -> str:
-    typer.echo(
-        f"no model named: {options.DEFAULT_RECIPE} answers, which solves one kind of problem only (`vase tasks show "
-        "recurrence`); name another with --recipe or --model",
-        err=True,
-    )
+    answers = f"{options.DEFAULT_RECIPE} answers, which solves one kind of problem only (`vase tasks show recurrence`)"
+    typer.echo(f"no model named: {answers}; name another with --recipe or --model", err=True)
     return options.DEFAULT_RECIPE
 
 

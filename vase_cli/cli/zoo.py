@@ -15,6 +15,9 @@ from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelEntry
 from vase_cli.config.threshold_facts import files_of, read_facts
 
+_ModelName = Annotated[str, typer.Argument(help="Zoo name, model folder or hub id.")]
+_ZooName = Annotated[str, typer.Argument(help="Zoo name.")]
+
 app = typer.Typer(help="List models, show one, check or copy their files.", no_args_is_help=True)
 
 
@@ -32,11 +35,7 @@ def list_entries(as_json: AsJson = False, zoo: ZooFolder = None) -> None:
 
 
 @app.command("show")
-def show_entry(
-    name: Annotated[str, typer.Argument(help="Zoo name, model folder or hub id.")],
-    as_json: AsJson = False,
-    zoo: ZooFolder = None,
-) -> None:
+def show_entry(name: _ModelName, as_json: AsJson = False, zoo: ZooFolder = None) -> None:
     """Every fact of a model, and the line of the file that states it."""
     catalog = Catalog.open(zoo=zoo)
     entry = catalog.find_model(name)
@@ -61,12 +60,7 @@ def validate_entries(names: Names = None, zoo: ZooFolder = None) -> None:
 
 
 @app.command("copy")
-def copy_entry(
-    name: Annotated[str, typer.Argument(help="Zoo name.")],
-    destination: Destination = None,
-    force: Force = False,
-    zoo: ZooFolder = None,
-) -> None:
+def copy_entry(name: _ZooName, destination: Destination = None, force: Force = False, zoo: ZooFolder = None) -> None:
     """Copy an entry into your own folder, to edit it there; prints where it is."""
     file = Catalog.open(zoo=zoo).find("zoo", name)
     entry = _load(file)

@@ -78,9 +78,7 @@ def resolve_budget(
         sentence = f"{ratio}x -> {tokens} tokens: {source} / {ratio}, rounded up to {window}s"
     if tokens <= window:
         how = "" if isinstance(budget, int) else f" ({sentence})"
-        raise ConfigError(
-            f"budget {tokens}{of_task}{how}: not above the window of {window} tokens, which are always kept; "
-            "raise the budget or lower the window"
-        )
+        problem = f"not above the window of {window} tokens, which are always kept"
+        raise ConfigError(f"budget {tokens}{of_task}{how}: {problem}; raise the budget or lower the window")
     warning = f"budget {tokens}{of_task}: the limit is {token_limit} tokens, so nothing will ever be evicted"
     return Budget(tokens, sentence, warning if tokens >= token_limit else None)

@@ -13,6 +13,7 @@ from vase_cli.errors import ConfigError, did_you_mean
 _EntryValues = partial(ModelEntry, "name", "source", "origins")
 _RecipeValues = partial(Recipe, "name", "origins", sampling=partial(SamplingParams))
 RECIPE_KEYS = tuple(_RecipeValues.model_fields)
+_FULL = "method full evicts nothing and takes no budget"
 _BY_NAME = ("budgets", "dense_tokens", "method_options", "sampling")  # their mappings are merged name by name
 
 _Layer: TypeAlias = dict[str, tuple[Any, str]]  # value and origin by dotted key
@@ -58,7 +59,7 @@ def load_recipe(path: Path, name: str) -> RecipeFile:
         raise document.error(("tasks",), f"{twice[0]} is there twice; keep one")
     _check_tasks(document, [*plugins.names("tasks"), *(Path(task).stem for task in tasks)])
     if values.get("method") == "full" and (budgets := {"budget", "budgets"} & values.keys()):
-        raise document.error((min(budgets),), "method full evicts nothing and takes no budget; remove the line")
+        raise document.error((min(budgets),), f"{_FULL}; remove the line")
     origins = {key: f"recipe {name} ({path}:{line})" for key, line in document.key_lines().items()}
     return RecipeFile(name, path, values | ({"tasks": tasks} if tasks else {}), origins)
 
@@ -93,9 +94,7 @@ def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, 
         merged = (_without_budgets(merged) if "budget" in layer else merged) | layer
     if method == "full":
         if {"budget", "budgets"} & given.keys():
-            raise ConfigError(
-                "method full evicts nothing and takes no budget; leave --budget out, or change the method"
-            )
+            raise ConfigError(f"{_FULL}; leave --budget out, or change the method")
         merged = _without_budgets(merged) | {"budget": (None, "method full")}
     _check_thinking(entry, *merged["think"])
     values: dict[str, Any] = {}

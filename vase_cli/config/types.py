@@ -206,10 +206,7 @@ Slots = Annotated[int | str, PlainValidator(_slots)]
 Option = Annotated[bool | int | float | str, BeforeValidator(_scalar)]
 Method = Annotated[str, _STRICT, _registered("eviction")]
 Attention = Annotated[str, _STRICT, _registered("attention", "auto")]
-Device = Annotated[
-    str,
-    Field(strict=True, pattern="^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$"),
-    kind("text", "a device; write auto, cpu, cuda, cuda:0 or mps"),
-]
-HubId = Annotated[str, Field(strict=True, pattern=HUB_ID), kind("text", "a hub id; write organisation/name")]
+_DEVICE, _HUB_ID = (Field(strict=True, pattern=text) for text in ("^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$", HUB_ID))
+Device = Annotated[str, _DEVICE, kind("text", "a device; write auto, cpu, cuda, cuda:0 or mps")]
+HubId = Annotated[str, _HUB_ID, kind("text", "a hub id; write organisation/name")]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
