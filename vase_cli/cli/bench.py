@@ -15,7 +15,7 @@ import typer
 from vase_cli.cli import options
 from vase_cli.cli.options import Resolved
 from vase_cli.cli.output import print_table
-from vase_cli.config.resolve import check_given
+from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import SAMPLING_KEYS, SamplingParams
 from vase_cli.config.yaml import parse_scalar
 from vase_cli.errors import ConfigError, RunError
@@ -64,7 +64,7 @@ def bench(
     lengths = _lengths("--text", text) if text else _lengths("--context", context)
     changes = overrides.changes() | _sampling(sampling, overrides)
     compared = _compared(overrides, changes, shape, with_full=bool(text))
-    counts = [check_given("slots", parse_scalar(count)) for count in options.listed(slots)] or [compared[0][0].slots]
+    counts = [check_option("slots", parse_scalar(count)) for count in options.listed(slots)] or [compared[0][0].slots]
 
     from vase_cli.bench.cells import make_steps
     from vase_cli.bench.records import Bench

@@ -42,7 +42,7 @@ def calibrate(
     unused = [name for name, value in (("--budget", overrides.budget), ("-o", overrides.method_options)) if value]
     if unused and not validate:
         raise ConfigError(f"{' and '.join(unused)} without --validate: only its runs evict; add it, or leave them out")
-    fitted = parse_rule(rule)
+    fit_rule = parse_rule(rule)
     overrides = overrides.with_recipe()
     own, entry = overrides.resolve(overrides.changes(limit=problems))
     name = task or (own.tasks[0] if len(own.tasks) == 1 else "gsm8k")
@@ -68,7 +68,7 @@ def calibrate(
     if validate:
         validation.check_validation(own, entry, assembly, named[0], data)
     with EvalProgress() as bar:
-        measured = calibration.calibrate(assembly, part, root=out, rule=fitted, command=sys.argv, progress=bar)
+        measured = calibration.calibrate(assembly, part, root=out, rule=fit_rule, command=sys.argv, progress=bar)
     entry_path, thresholds = calibration.write_to_zoo(measured, entry, destination, built_in=built_in)
     path, facts = measured.path, measured.facts
     tables = [calibration_table(facts, measured.tensors)]

@@ -14,7 +14,7 @@ import typer
 from vase_cli import plugins
 from vase_cli.cli import options
 from vase_cli.config.catalog import Catalog
-from vase_cli.config.resolve import check_given
+from vase_cli.config.resolve import check_option
 from vase_cli.errors import VaseError
 
 _HUB_TIMEOUT_S = 5.0
@@ -37,7 +37,7 @@ def doctor(
 ) -> None:
     """Check Python, PyTorch, the device, FlashAttention, the hub, and say which recipes fit this machine."""
     if device is not None:
-        check_given("device", device)
+        check_option("device", device)
     findings = list(_findings(device or "auto", Catalog.open(zoo=zoo, recipes=recipes), offline=offline))
     width = max(len(finding.subject) for finding in findings)
     for subject, status, text in findings:

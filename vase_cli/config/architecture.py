@@ -45,10 +45,10 @@ class Architecture:
 
     def difference(self, config: object) -> str:
         """The first fact that a config contradicts; empty if there is none."""
-        for name, stated in self.config_values().items():
-            found = getattr(config, name, None)
-            if found != stated:
-                return f"{name}={found}, not {stated} as"
+        for name, expected in self.config_values().items():
+            actual = getattr(config, name, None)
+            if actual != expected:
+                return f"{name}={actual}, not {expected} as"
         return ""
 
     def unread_expert_parameters(self, layers: int, tokens: int) -> int:

@@ -164,7 +164,7 @@ def built_in_folder(kind: Kind, package: Path = Path(__file__).parents[1]) -> Pa
 
 
 def _scan(folder: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     try:
         children = sorted(folder.iterdir())
     except OSError as error:
@@ -173,10 +173,10 @@ def _scan(folder: Path) -> dict[str, Path]:
         name, path = (child.name, child / "entry.yaml") if child.is_dir() else (child.stem, child)
         if name.startswith(".") or path.suffix != ".yaml" or name.endswith(".thresholds") or not path.is_file():
             continue
-        if name in found:
+        if name in paths:
             raise ConfigError(f"{folder}: both {name}.yaml and {name}/entry.yaml; keep one")
-        found[name] = path
-    return found
+        paths[name] = path
+    return paths
 
 
 def entry_from_folder(folder: Path) -> ModelEntry:

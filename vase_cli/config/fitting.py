@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vase_cli.config.catalog import Catalog
-from vase_cli.config.resolve import check_given
+from vase_cli.config.resolve import check_option
 from vase_cli.device import free_memory, resolve_device
 from vase_cli.errors import VaseError
 
@@ -42,5 +42,5 @@ def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
 
 
 def _device(name: str) -> tuple[str, int, str]:
-    device = resolve_device(check_given("device", name))
+    device = resolve_device(check_option("device", name))
     return device.type, *free_memory(device)

@@ -16,15 +16,15 @@ Options: TypeAlias = Mapping[str, Scalar]
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
-def parse_option(written: str) -> tuple[str, Scalar]:
+def parse_option(text: str) -> tuple[str, Scalar]:
     """Split ``key=value`` of the command line, typed as in a file: ``alpha=0.5`` -> ("alpha", 0.5).
 
     Raises:
         ConfigError: no '=', or nothing before or after it.
     """
-    key, _, value = (part.strip() for part in written.partition("="))
+    key, _, value = (part.strip() for part in text.partition("="))
     if not key or not value:
-        raise ConfigError(f"option '{written}': write key=value, such as n_large=256")
+        raise ConfigError(f"option '{text}': write key=value, such as n_large=256")
     return key.replace("-", "_"), parse_scalar(value)
 
 

@@ -74,26 +74,26 @@ def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, 
     Raises:
         ConfigError: a value out of range, a budget for ``full``, or a thinking mode that the model lacks.
     """
-    typed = {key: value for key, value in overrides.items() if value is not None}
-    sampling = typed.pop("sampling", {}) | {key: typed.pop(key) for key in SAMPLING_KEYS if key in typed}
-    given = check_values(_RecipeValues, typed | ({"sampling": sampling} if sampling else {}), _typed_error)
+    options = {key: value for key, value in overrides.items() if value is not None}
+    sampling = options.pop("sampling", {}) | {key: options.pop(key) for key in SAMPLING_KEYS if key in options}
+    changes = check_values(_RecipeValues, options | ({"sampling": sampling} if sampling else {}), _typed_error)
     own_method, own_model = file.values.get("method", Recipe.method), file.values.get("model")
-    method = given.get("method", own_method)
+    method = changes.get("method", own_method)
     dropped = {"method_options"} if method != own_method else set()
-    if given.get("model", own_model) != own_model:
+    if changes.get("model", own_model) != own_model:
         dropped |= {"budgets", "dense_tokens"}
-    if {"method", "budget", "budgets"} & given.keys():
+    if {"method", "budget", "budgets"} & changes.keys():
         dropped |= {"compare"}
-    written = {key: value for key, value in file.values.items() if key not in dropped}
+    own = {key: value for key, value in file.values.items() if key not in dropped}
     facts = {"think": entry.thinking.mode != "never", "budgets": entry.budgets, "dense_tokens": entry.dense_tokens}
-    thinks = (facts | written | given)["think"]
+    thinks = (facts | own | changes)["think"]
     facts["sampling"] = vars(entry.sampling["thinking" if thinks else "plain"])
     entry_origin = f"zoo entry {entry.name}" if entry.source else entry.origins.get("sampling", "default")
     merged: _Layer = {"model": (entry.name, "default")} | _layer(facts, lambda key: entry_origin)
-    for layer in (_layer(written, file.origins.__getitem__), _layer(given, lambda key: COMMAND_LINE)):
+    for layer in (_layer(own, file.origins.__getitem__), _layer(changes, lambda key: COMMAND_LINE)):
         merged = (_without_budgets(merged) if "budget" in layer else merged) | layer
     if method == "full":
-        if {"budget", "budgets"} & given.keys():
+        if {"budget", "budgets"} & changes.keys():
             raise ConfigError(f"{_FULL}; leave --budget out, or change the method")
         merged = _without_budgets(merged) | {"budget": (None, "method full")}
     _check_thinking(entry, *merged["think"])
@@ -108,7 +108,7 @@ def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, 
     return Recipe(file.name, **values, origins=origins | {key: origin for key, (_, origin) in merged.items()})
 
 
-def check_given(key: str, value: Any) -> Any:
+def check_option(key: str, value: Any) -> Any:
     """A value of the command line, by the recipe's type for ``key``.
 
     Raises:

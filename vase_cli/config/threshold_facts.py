@@ -47,27 +47,27 @@ class FitRule:
         return f"{self.kind}:{self.amount:g}"
 
 
-def parse_rule(written: str) -> FitRule:
+def parse_rule(text: str) -> FitRule:
     """Parse ``quantile:Q``, ``mad:K`` or ``share:S``.
 
     Raises:
         ConfigError: another rule, or an amount out of range.
     """
-    kind, colon, after = written.partition(":")
+    kind, colon, after = text.partition(":")
     if kind not in _RULES or not colon:
-        raise ConfigError(f"rule '{written}': write quantile:0.95, mad:6 or share:0.25")
+        raise ConfigError(f"rule '{text}': write quantile:0.95, mad:6 or share:0.25")
     takes, limit, example = _RULES[kind]
     amount = math.nan
     with contextlib.suppress(ValueError):
         amount = float(after)
     if not 0 < amount < limit:
-        raise ConfigError(f"rule '{written}': {kind} takes {takes}, such as {example}")
+        raise ConfigError(f"rule '{text}': {kind} takes {takes}, such as {example}")
     return FitRule(kind, amount)
 
 
-def _rule(written: str) -> str:
+def _rule(text: str) -> str:
     try:
-        return str(parse_rule(written))
+        return str(parse_rule(text))
     except ConfigError as error:
         raise ValueError(str(error)) from None
 
@@ -187,7 +187,7 @@ def entry_text(entry: ModelEntry, path: Path, thresholds: str, dense_tokens: tup
     return "\n".join([*kept, *(f"{key}: {value}" for key, value in anew.items())]) + "\n"
 
 
-def write_entry(path: Path, written: str) -> None:
+def write_entry(path: Path, text: str) -> None:
     """Write a zoo file in one step, after a trial load.
 
     Raises:
@@ -196,7 +196,7 @@ def write_entry(path: Path, written: str) -> None:
     trial = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(trial, written.encode(), durable=False)
+        write_atomically(trial, text.encode(), durable=False)
         load_entry(trial, path.stem)
         trial.replace(path)
     except OSError as error:

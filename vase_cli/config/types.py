@@ -59,14 +59,14 @@ def check_values(
         ConfigError: from ``error``, which makes it of the place and the message of a value that is refused.
     """
     try:
-        return _given(model.model_validate(values))
+        return _set_values(model.model_validate(values))
     except ValidationError as refusal:
         raise error(*_explain(refusal, model)) from None
 
 
-def _given(values: BaseModel) -> dict[str, Any]:
-    given = ((name, value) for name, value in values if name in values.model_fields_set)
-    return {name: _given(value) if isinstance(value, BaseModel) else value for name, value in given}
+def _set_values(values: BaseModel) -> dict[str, Any]:
+    present = ((name, value) for name, value in values if name in values.model_fields_set)
+    return {name: _set_values(value) if isinstance(value, BaseModel) else value for name, value in present}
 
 
 def _explain(refusal: ValidationError, model: Any) -> tuple[Place, str]:
