@@ -17,14 +17,13 @@ from vase_cli.errors import VaseError
 
 EXIT_INTERRUPTED = 130
 
-# Not exported; which package it is from depends on Typer's version.
+# Typer does not export it, and the package it comes from depends on Typer's version.
 _UsageError: Any = typer.BadParameter.__base__
 
-# The search for cycles that Python makes as it ends takes a fifth of `vase --help`, and frees nothing of use.
+# At exit Python searches every object for cycles: a fifth of the time of `vase --help`, unless they are frozen first.
 atexit.register(gc.freeze)
 
-# The commands in the order of the help, with their lines there. The module of the same name holds a function of that
-# name, or a Typer `app` of several commands.
+# In the order of the help. The module of the same name has a function of that name, or a Typer `app` of several.
 COMMANDS = {
     "run": "Generate text for one prompt, or for each prompt of a file.",
     "eval": "Evaluate a model on tasks, under one eviction method and budget or several side by side.",
@@ -40,7 +39,7 @@ COMMANDS = {
 
 
 def load_command(name: str) -> Any:
-    """Import a command; returns it as Typer runs it."""
+    """Import the command of this name, as Typer runs it."""
     identifier = {"eval": "evaluate"}.get(name, name)  # eval is Python's own
     module = importlib.import_module(f"vase_cli.cli.{identifier}")
     if hasattr(module, "app"):
@@ -51,19 +50,19 @@ def load_command(name: str) -> Any:
 
 
 class LazyGroup(TyperGroup):
-    """The commands as the help lists them, each replaced by the real one when it is called."""
+    """Commands as the help lists them; one that is called is imported then."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = {name: TyperCommand(name, help=summary) for name, summary in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Find the command that the arguments name, and import it."""
+        """Import the command that the arguments name."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and load_command(str(name)), rest
 
 
-# To check a --help that was not given Typer imports pydantic, unless it has a default.
+# A --help without a default makes Typer import pydantic to check it: half the time of `vase methods list`.
 _NO_HELP = {"help": False, "methods": {"help": False, "list": {"help": False}}}
 
 app = typer.Typer(
@@ -82,21 +81,19 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, _VERSION] = False) -> None:
     pass
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0, 1 for a run that failed, 2 for what the user gave, 130 on Ctrl-C."""
+    """Run the command line and exit: 0, 1 if the run failed, 2 for a mistake in the input, 130 on Ctrl-C."""
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name="vase", standalone_mode=False)
-        # Typer has met a Ctrl-C inside a command and made a code of it.
-        if code == EXIT_INTERRUPTED:
+        if code == EXIT_INTERRUPTED:  # what Typer makes of a Ctrl-C inside a command
             raise KeyboardInterrupt
         sys.stdout.flush()
         sys.exit(code or 0)

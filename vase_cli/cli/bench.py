@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vase_cli.cli import options
+from vase_cli.cli.options import Resolved
 from vase_cli.cli.output import print_table
-from vase_cli.config.resolve import check_given
+from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import SAMPLING_KEYS, SamplingParams
 from vase_cli.config.yaml import parse_scalar
 from vase_cli.errors import ConfigError, RunError
@@ -24,30 +25,22 @@ if TYPE_CHECKING:
     from vase_cli.bench.records import Bench
 
 _DEFAULT_CONTEXT = 8192
-_GIB = 2**30
 _option = partial(typer.Option, rich_help_panel=options.BENCHMARK)
+_SHAPE_HELP = "Zoo name: random weights of its size, nothing is downloaded."
+_SLOTS_HELP = f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}."
+_CONTEXT_HELP = (
+    "Tokens of text in every row as the steps begin: 8192, or 8192,32768; twice the largest budget if left out."
+)
+_TEXT_HELP = "Compare with full at equal memory, at the end of texts of so many tokens: 8192,16384,32768."
 
 
 @options.with_overrides("think", "system_prompt", "method", "budget", "max_new_tokens", "max_total_tokens", "slots")
 def bench(
     overrides: options.Overrides,
-    shape: Annotated[
-        str | None, typer.Option(help="Zoo name: random weights of its size, nothing is downloaded.")
-    ] = None,
-    slots: Annotated[
-        list[str] | None, _option(help=f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}.")
-    ] = None,
-    context: Annotated[
-        list[str] | None,
-        _option(
-            help="Tokens of text in every row as the steps begin: 8192, or 8192,32768; twice the largest budget if "
-            "left out."
-        ),
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        _option(help="Compare with full at equal memory, at the end of texts of so many tokens: 8192,16384,32768."),
-    ] = None,
+    shape: Annotated[str | None, typer.Option(help=_SHAPE_HELP)] = None,
+    slots: Annotated[list[str] | None, _option(help=_SLOTS_HELP)] = None,
+    context: Annotated[list[str] | None, _option(help=_CONTEXT_HELP)] = None,
+    text: Annotated[list[str] | None, _option(help=_TEXT_HELP)] = None,
     steps: Annotated[int | None, _option(help="Measured steps, at least two windows.")] = None,
     warmup: Annotated[int | None, _option(help="Steps before them, at least one window.")] = None,
     prefill: Annotated[int, _option(min=0, help="Tokens of the prompt whose prefill is timed; 0: none.")] = 2048,
@@ -71,15 +64,15 @@ def bench(
     lengths = _lengths("--text", text) if text else _lengths("--context", context)
     changes = overrides.changes() | _sampling(sampling, overrides)
     compared = _compared(overrides, changes, shape, with_full=bool(text))
-    counts = [check_given("slots", parse_scalar(count)) for count in options.listed(slots)] or [compared[0][0].slots]
+    counts = [check_option("slots", parse_scalar(count)) for count in options.listed(slots)] or [compared[0][0].slots]
 
     from vase_cli.bench.cells import make_steps
     from vase_cli.bench.records import Bench
 
     bench_steps = make_steps(compared[0][0].window, warmup, steps)
-    cells = _cells(compared, bench_steps, counts, lengths, of_texts=bool(text), random=shape is not None)
+    cells = _cells(compared, bench_steps, counts, lengths, texts=bool(text), random=shape is not None)
     first = cells[0].assembly
-    memory_bytes = None if memory is None else int(memory * _GIB)
+    memory_bytes = None if memory is None else int(memory * 2**30)
     measured = Bench(first.device, bench_steps, prefill_tokens=prefill, memory_bytes=memory_bytes)
     typer.echo(f"{first.hardware.name}: copies move {measured.bandwidth / 1e9:,.0f} GB/s", err=True)
     _run(measured, cells, out)
@@ -87,40 +80,31 @@ def bench(
 
 def _compared(
     overrides: options.Overrides, changes: dict[str, Any], shape: str | None, *, with_full: bool
-) -> list[options.Resolved]:
-    """A recipe for every method at every budget; with ``full``, it comes first, named or not."""
+) -> list[Resolved]:
+    """A recipe for every method at every budget; ``with_full`` puts full first, named or not."""
     if shape is not None:
         catalog = overrides.catalog()
         if shape not in catalog.files("zoo") and (os.sep in shape or Path(shape).is_dir()):
-            raise ConfigError(
-                f"--shape {shape}: takes a zoo name (`vase zoo list`); for a model folder or hub id use --model"
-            )
+            hint = "takes a zoo name (`vase zoo list`); for a model folder or hub id use --model"
+            raise ConfigError(f"--shape {shape}: {hint}")
         catalog.find("zoo", shape)
         changes = {**changes, "model": shape}
     else:
         overrides = overrides.with_recipe()
     compared = overrides.compared(changes)
-    if with_full and all(recipe.method != "full" for recipe, _ in compared):
-        only_full = dataclasses.replace(overrides, methods=["full"], budgets=None)
-        compared += only_full.compared({**changes, "method_options": None})
     if with_full:
+        if all(recipe.method != "full" for recipe, _ in compared):
+            only_full = dataclasses.replace(overrides, methods=["full"], budgets=None)
+            compared += only_full.compared({**changes, "method_options": None})
         compared.sort(key=lambda pair: pair[0].method != "full")
-    # The limits of a recipe are for its tasks.
-    return [
-        (dataclasses.replace(recipe, max_new_tokens=None, max_total_tokens=None), entry) for recipe, entry in compared
-    ]
+    unlimited = partial(dataclasses.replace, max_new_tokens=None, max_total_tokens=None)  # limits are for tasks
+    return [(unlimited(recipe), entry) for recipe, entry in compared]
 
 
 def _cells(
-    compared: Sequence[options.Resolved],
-    steps: "Steps",
-    counts: Sequence[int | str],
-    lengths: Sequence[int],
-    *,
-    of_texts: bool,
-    random: bool,
+    compared: list[Resolved], steps: "Steps", counts: list[int | str], lengths: list[int], *, texts: bool, random: bool
 ) -> "list[Cell]":
-    """Every cell in order, each checked; no weight is read."""
+    """Plan and check every cell, in order; no weight is read."""
     from vase_cli.bench.cells import make_cell
     from vase_cli.engine.assembly import Assembly
     from vase_cli.models.random_weights import RandomWeights
@@ -137,7 +121,7 @@ def _cells(
         assembly = Assembly(recipe, entry, beside=cells[0].assembly if cells else None, weights=weights)
         for line in assembly.notes:
             typer.echo(line, err=True)
-        cells += [make_cell(assembly, count, length, steps, of_text=of_texts) for count in counts for length in lengths]
+        cells += [make_cell(assembly, count, length, steps, of_text=texts) for count in counts for length in lengths]
     return cells
 
 
@@ -155,7 +139,7 @@ def _run(measured: "Bench", cells: "Sequence[Cell]", out: Path | None) -> None:
         for place, cell in enumerate(cells, 1):
             typer.echo(f"{place} of {len(cells)}: {cell.title()}", err=True)
             record = measured.measure(cell)
-            for line in (*(record["notices"] or ()), *([record["error"]] if record["error"] else ())):
+            for line in filter(None, (*(record["notices"] or ()), record["error"])):
                 typer.echo(f"warning: {line}", err=True)
             records.append(record)
             write(record)
@@ -167,17 +151,15 @@ def _run(measured: "Bench", cells: "Sequence[Cell]", out: Path | None) -> None:
         raise RunError("nothing was measured, the warnings say why; try fewer --slots or a shorter --context or --text")
 
 
-def _sampling(asked: str | None, overrides: options.Overrides) -> dict[str, float]:
-    """What ``--sampling`` sets: everything for greedy, nothing for the model's own or what other options say."""
+def _sampling(sampling: str | None, overrides: options.Overrides) -> dict[str, float]:
+    """Every value for greedy; none where the model or other options say."""
     drawn = [key for key in SAMPLING_KEYS if getattr(overrides, key) is not None]
-    if asked not in (None, "greedy", "model"):
-        raise ConfigError(f"--sampling {asked}: write greedy or model")
-    if asked == "greedy" and drawn:
+    if sampling not in (None, "greedy", "model"):
+        raise ConfigError(f"--sampling {sampling}: write greedy or model")
+    if sampling == "greedy" and drawn:
         option = f"--{drawn[0].replace('_', '-')}"
         raise ConfigError(f"--sampling greedy and {option} are both given: leave one out")
-    if asked == "greedy" or not (asked or drawn):
-        return dataclasses.asdict(SamplingParams())
-    return {}
+    return {} if sampling == "model" or drawn else dataclasses.asdict(SamplingParams())
 
 
 def _lengths(option: str, values: Sequence[str] | None) -> list[int]:

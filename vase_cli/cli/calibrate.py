@@ -8,31 +8,28 @@ from typing import Annotated
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import print_json, print_table
+from vase_cli.cli.output import AsJson, print_json, print_table
 from vase_cli.config.catalog import BUILT_IN, user_folder
 from vase_cli.errors import ConfigError, RunError, file_error
+
+_TASK_HELP = "Whose problems are solved; gsm8k, or the recipe's if it has one only."
+_RULE_HELP = (
+    "Where each head's threshold is: quantile:0.95, the value range that 95% of the tokens stay within; "
+    "mad:6, the median and 6 median absolute deviations; share:0.25, what a quarter of the tokens exceed."
+)
+_VALIDATE_HELP = "Also run the problems with and without the outliers, at the budget."
 
 
 @options.with_overrides("method", "methods", "budgets")
 def calibrate(
     overrides: options.Overrides,
-    task: Annotated[
-        str | None, typer.Option(help="Whose problems are solved; gsm8k, or the recipe's if it has one only.")
-    ] = None,
+    task: Annotated[str | None, typer.Option(help=_TASK_HELP)] = None,
     data: Annotated[Path | None, typer.Option(help="Problems from a local file: JSONL, JSON, CSV or Parquet.")] = None,
     problems: Annotated[int, typer.Option(min=1, help="How many problems, one text each.")] = 64,
-    rule: Annotated[
-        str,
-        typer.Option(
-            help="Where each head's threshold is: quantile:0.95, the value range that 95% of the tokens stay within; "
-            "mad:6, the median and 6 median absolute deviations; share:0.25, what a quarter of the tokens exceed."
-        ),
-    ] = "quantile:0.95",
-    validate: Annotated[
-        bool, typer.Option("--validate", help="Also run the problems with and without the outliers, at the budget.")
-    ] = False,
+    rule: Annotated[str, typer.Option(help=_RULE_HELP)] = "quantile:0.95",
+    validate: Annotated[bool, typer.Option("--validate", help=_VALIDATE_HELP)] = False,
     out: Annotated[Path, typer.Option(help="Folder of all calibrations.")] = Path("calibrations"),
-    as_json: options.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a model's value states, and fit the thresholds above which a token is an outlier.
 
@@ -45,7 +42,7 @@ def calibrate(
     unused = [name for name, value in (("--budget", overrides.budget), ("-o", overrides.method_options)) if value]
     if unused and not validate:
         raise ConfigError(f"{' and '.join(unused)} without --validate: only its runs evict; add it, or leave them out")
-    fitted = parse_rule(rule)
+    fit_rule = parse_rule(rule)
     overrides = overrides.with_recipe()
     own, entry = overrides.resolve(overrides.changes(limit=problems))
     name = task or (own.tasks[0] if len(own.tasks) == 1 else "gsm8k")
@@ -55,9 +52,8 @@ def calibrate(
         raise ConfigError(f"--task {name} is {len(named)} tasks; name one of {members}")
     full = dataclasses.replace(own, method="full", method_options={}, budget=None, budgets={}, samples=1)
 
+    from vase_cli.calibration import calibrate as calibration
     from vase_cli.calibration import validation
-    from vase_cli.calibration.calibrate import calibrate as run_calibration
-    from vase_cli.calibration.calibrate import write_to_zoo
     from vase_cli.calibration.table import calibration_table
     from vase_cli.cli.progress import EvalProgress
     from vase_cli.engine.assembly import Assembly
@@ -71,43 +67,34 @@ def calibrate(
     (part,) = prepare(assembly, named, data=data)
     if validate:
         validation.check_validation(own, entry, assembly, named[0], data)
-    with EvalProgress() as progress:
-        measured = run_calibration(assembly, part, root=out, rule=fitted, command=sys.argv, progress=progress)
-    entry_path, thresholds = write_to_zoo(measured, entry, destination, built_in=built_in)
-    tables = [calibration_table(measured.facts, measured.tensors)]
+    with EvalProgress() as bar:
+        measured = calibration.calibrate(assembly, part, root=out, rule=fit_rule, command=sys.argv, progress=bar)
+    entry_path, thresholds = calibration.write_to_zoo(measured, entry, destination, built_in=built_in)
+    path, facts = measured.path, measured.facts
+    tables = [calibration_table(facts, measured.tensors)]
     if validate:
         calibrated = dataclasses.replace(entry, thresholds=str(thresholds))
-        with EvalProgress() as progress:
+        with EvalProgress() as bar:
             runs = validation.validate(
-                measured.path,
-                own,
-                calibrated,
-                assembly,
-                named[0],
-                rule=measured.facts["rule"],
-                data=data,
-                command=sys.argv,
-                progress=progress,
+                path, own, calibrated, assembly, named[0], rule=facts["rule"], data=data, command=sys.argv, progress=bar
             )
         tables += comparison_tables(runs)
     if as_json:
-        print_json(measured.facts)
+        print_json(facts)
     else:
         for table in tables:
             print_table(table)
-    written = [entry_path, thresholds, *write_page(measured.path)]
-    for line in (f"calibration folder: {measured.path}", *(f"written: {path}" for path in written)):
-        typer.echo(line, err=True)
+    files = [entry_path, thresholds, *write_page(path)]
+    typer.echo(f"calibration folder: {path}", err=True)
+    for written in files:
+        typer.echo(f"written: {written}", err=True)
     if entry.source is None:
-        named_now = entry_path.parent.name if entry_path.name == "entry.yaml" else entry_path.stem
-        typer.echo(f"use the thresholds with --model {named_now} -o outliers=threshold", err=True)
+        model = entry_path.parent.name if entry_path.name == "entry.yaml" else entry_path.stem
+        typer.echo(f"use the thresholds with --model {model} -o outliers=threshold", err=True)
 
 
 def write_page(folder: Path) -> list[Path]:
-    """Write the page of a calibration folder and its pictures into it; a picture without data is removed.
-
-    Returns:
-        The files, the page first.
+    """Write the page of a calibration folder and its pictures, and remove a picture without data; the page comes first.
 
     Raises:
         VaseError: a file of the folder is missing or broken, or one cannot be written.

@@ -1,15 +1,14 @@
-"""What ``vase zoo`` and ``vase recipes`` share: their options, tables, and checking and copying of files."""
+"""Options, tables, checks and copies that ``vase zoo`` and ``vase recipes`` share."""
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from vase_cli.cli.output import print_columns, print_notes
+from vase_cli.cli.output import print_columns, print_json, print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile, Kind, user_folder
 from vase_cli.errors import ConfigError, VaseError
 
@@ -21,10 +20,8 @@ Destination = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
-
-def record_json(record: Any, **more: Any) -> str:
-    """A record and ``more`` as one line of JSON."""
-    return json.dumps(dataclasses.asdict(record) | more, default=str, ensure_ascii=False)  # a Path is its text
+Load: TypeAlias = Callable[[CatalogFile], Any]
+Row: TypeAlias = Callable[[CatalogFile, Any], Sequence[str]]
 
 
 def flatten(record: Any, *skip: str) -> dict[str, Any]:
@@ -33,12 +30,12 @@ def flatten(record: Any, *skip: str) -> dict[str, Any]:
     for key, value in (record if isinstance(record, Mapping) else vars(record)).items():
         if key not in skip:
             nested = flatten(value) if isinstance(value, Mapping) or dataclasses.is_dataclass(value) else {}
-            flat |= {f"{key}.{name}": each for name, each in nested.items()} or {key: value}
+            flat |= {f"{key}.{name}": inner for name, inner in nested.items()} or {key: value}
     return flat
 
 
 def value_rows(record: Any, skip: str) -> list[tuple[str, str, str]]:
-    """Dotted key, value and origin of all but one that a record with ``origins`` says."""
+    """Dotted key, value and origin of every value of a record with ``origins``, less the field ``skip``."""
     rows = []
     for key, value in flatten(record, skip, "origins").items():
         place = key
@@ -49,39 +46,34 @@ def value_rows(record: Any, skip: str) -> list[tuple[str, str, str]]:
 
 
 def cell(value: Any) -> str:
-    """One value as a recipe would write it, in one line; "-" for none."""
+    """A value as a recipe would write it, in one line; "-" for none."""
     if isinstance(value, bool):
         return str(value).lower()
     text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return "-" if value in (None, (), {}) else text.replace("\n", "\\n")
 
 
-def list_files(
-    catalog: Catalog,
-    kind: Kind,
-    load: Callable[[CatalogFile], Any],
-    headings: Sequence[str],
-    row: Callable[[CatalogFile, Any], Sequence[str]],
-    *,
-    as_json: bool,
-) -> None:
-    """Print a row or a JSON object for each file; one that does not load is said on stderr and left out."""
-    loaded = []
+def list_files(catalog: Catalog, kind: Kind, load: Load, headings: Sequence[str], row: Row, *, as_json: bool) -> None:
+    """Print a row or a JSON object for each file; one that does not load is left out, with its error on stderr."""
+    rows = []
     for file in catalog.files(kind).values():
         print_notes(file.notes)
         try:
-            loaded.append((file, load(file)))
+            record = load(file)
         except ConfigError as error:
             typer.echo(f"left out: {error}", err=True)
+            continue
+        if as_json:
+            print_json(dataclasses.asdict(record))
+        else:
+            rows.append(row(file, record))
     if not as_json:
-        print_columns(headings, [row(file, record) for file, record in loaded])
-    for _, record in loaded if as_json else ():
-        typer.echo(record_json(record))
+        print_columns(headings, rows)
 
 
 def validate(catalog: Catalog, kind: Kind, names: Sequence[str], check: Callable[[CatalogFile], object]) -> None:
-    """Check files; one line each, "ok" on stdout or what is wrong on stderr, and exit code 2 if any is wrong."""
-    wrong = 0
+    """Check files; a line for each, "ok" on stdout or its error on stderr, and exit code 2 if any is wrong."""
+    wrong = False
     for name in names or list(catalog.files(kind)):
         path = name
         try:
@@ -90,7 +82,7 @@ def validate(catalog: Catalog, kind: Kind, names: Sequence[str], check: Callable
             check(file)
             typer.echo(f"{path}: ok")
         except VaseError as error:
-            wrong += 1
+            wrong = True
             typer.echo(str(error) if path in str(error) else f"{path}: {error}", err=True)
     if wrong:
         raise typer.Exit(2)

@@ -7,26 +7,25 @@ import tempfile
 from collections.abc import Generator, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 
 from vase_cli import plugins
 from vase_cli.cli import options
 from vase_cli.config.catalog import Catalog
-from vase_cli.config.resolve import check_given
+from vase_cli.config.resolve import check_option
 from vase_cli.errors import VaseError
 
 _HUB_TIMEOUT_S = 5.0
 _LIBRARIES = ("transformers", "huggingface-hub", "datasets", "math-verify")
-_Status: TypeAlias = Literal["ok", "note", "bad"]
 
 
 class Finding(NamedTuple):
-    """One line of the table; only "bad" makes the exit code 1."""
+    """A line of the table; "bad" makes the exit code 1."""
 
     subject: str
-    status: _Status
+    status: Literal["ok", "note", "bad"]
     text: str
 
 
@@ -38,11 +37,11 @@ def doctor(
 ) -> None:
     """Check Python, PyTorch, the device, FlashAttention, the hub, and say which recipes fit this machine."""
     if device is not None:
-        check_given("device", device)
+        check_option("device", device)
     findings = list(_findings(device or "auto", Catalog.open(zoo=zoo, recipes=recipes), offline=offline))
     width = max(len(finding.subject) for finding in findings)
-    for finding in findings:
-        typer.echo(f"{finding.status:4}  {finding.subject.ljust(width)}  {finding.text}")
+    for subject, status, text in findings:
+        typer.echo(f"{status:4}  {subject:{width}}  {text}")
     if any(finding.status == "bad" for finding in findings):
         raise typer.Exit(1)
 
@@ -51,15 +50,22 @@ def _findings(device: str, catalog: Catalog, *, offline: bool) -> Iterator[Findi
     yield Finding("Python", "ok", platform.python_version())
     torch_found = yield from _torch(device)
     for name in _LIBRARIES:
-        yield _installed(name, f"is not installed: pip install {name}")
+        version = _version(name)
+        yield Finding(name, "ok" if version else "bad", version or f"is not installed: pip install {name}")
     if importlib.util.find_spec("huggingface_hub"):
         yield from _hub(offline=offline)
     if torch_found:
-        yield _recipes(device, catalog)
+        from vase_cli.config.fitting import recipes_that_fit
+
+        try:
+            fitting = recipes_that_fit(catalog, device).recipes
+            yield Finding("recipes that fit", "ok" if fitting else "note", ", ".join(fitting) or "none")
+        except VaseError as error:
+            yield Finding("recipes that fit", "bad", str(error))
 
 
 def _torch(device: str) -> Generator[Finding, None, bool]:
-    """Yield what PyTorch and the devices have; returns whether PyTorch can be imported."""
+    """Findings on PyTorch and the devices; returns True if PyTorch can be imported."""
     try:
         import torch
     except ImportError as error:
@@ -75,21 +81,20 @@ def _torch(device: str) -> Generator[Finding, None, bool]:
         free, total = map(readable_bytes, torch.cuda.mem_get_info(index))
         yield Finding(f"cuda:{index}", "ok", f"{torch.cuda.get_device_name(index)}, {free} of {total} free")
     if count == 0:
-        status: _Status = "bad" if device.startswith("cuda") else "note"
-        yield Finding("GPU", status, "PyTorch sees none: everything runs on the CPU")
-    slow = "is not installed: a GPU would be slow without it; pip install triton"
-    yield _installed("triton", slow, "Triton", "note")
-    backend = plugins.load("attention", "flash_attention_2")()
-    refusal = backend.refusal(torch.device("cuda"), torch.bfloat16, 128)
+        missing = "PyTorch sees none: everything runs on the CPU"
+        yield Finding("GPU", "bad" if device.startswith("cuda") else "note", missing)
+    triton, missing = _version("triton"), "is not installed: a GPU would be slow without it; pip install triton"
+    yield Finding("Triton", "ok" if triton else "note", triton or missing)
+    refusal = plugins.load("attention", "flash_attention_2")().refusal(torch.device("cuda"), torch.bfloat16, 128)
     yield Finding("FlashAttention2", "note" if refusal else "ok", refusal or metadata.version("flash-attn"))
     return True
 
 
-def _installed(name: str, missing: str, subject: str | None = None, status: _Status = "bad") -> Finding:
+def _version(package: str) -> str | None:
     try:
-        return Finding(subject or name, "ok", metadata.version(name))
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return Finding(subject or name, status, missing)
+        return None
 
 
 def _hub(*, offline: bool) -> Iterator[Finding]:
@@ -111,13 +116,3 @@ def _hub(*, offline: bool) -> Iterator[Finding]:
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         yield Finding("hub cache", "bad", f"{folder} cannot be written ({reason}): set HF_HOME to a folder that can")
-
-
-def _recipes(device: str, catalog: Catalog) -> Finding:
-    from vase_cli.config.fitting import recipes_that_fit
-
-    try:
-        fitting = recipes_that_fit(catalog, device)
-    except VaseError as error:
-        return Finding("recipes that fit", "bad", str(error))
-    return Finding("recipes that fit", "ok" if fitting.recipes else "note", ", ".join(fitting.recipes) or "none")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import print_summary, print_table
+from vase_cli.cli.output import AsJson, print_summary, print_table
 from vase_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,25 +16,22 @@ if TYPE_CHECKING:
 
 _GPU_RECIPE = "qwen3-8b"
 _DATA_HELP = "Problems from a local file (JSONL, JSON, CSV or Parquet), or a folder of TASK.jsonl or such."
+_GRADER_HELP = "How a problem file is graded: choice, integer, math or number."
+_SKIP_HELP = "Leave out rows that cannot be used, and count them."
+_SAMPLES = typer.Option(help="Samples of each problem.", show_default="the recipe's, or the task's")
 
 
 @options.with_overrides("method", "budget")
 def evaluate(
     overrides: options.Overrides,
     tasks: Annotated[list[str] | None, typer.Argument(help="Tasks, groups of tasks, or problem files.")] = None,
-    samples: Annotated[
-        int | None, typer.Option(help="Samples of each problem.", show_default="the recipe's, or the task's")
-    ] = None,
+    samples: Annotated[int | None, _SAMPLES] = None,
     limit: Annotated[int | None, typer.Option(help="Take only the first so many problems.")] = None,
     data: Annotated[Path | None, typer.Option(help=_DATA_HELP)] = None,
-    grader: Annotated[
-        str | None, typer.Option(help="How a problem file is graded: choice, integer, math or number.")
-    ] = None,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used, and count them.")
-    ] = False,
+    grader: Annotated[str | None, typer.Option(help=_GRADER_HELP)] = None,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help=_SKIP_HELP)] = False,
     out: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
-    as_json: options.AsJson = False,
+    as_json: AsJson = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print what every key of the report means.")] = False,
 ) -> None:
     """Evaluate a model on tasks, under one eviction method and budget or several side by side.
@@ -81,7 +78,7 @@ def evaluate(
 
 
 def _default_recipe(tasks: Sequence[str] | None, overrides: options.Overrides) -> str:
-    """The embedded recipe when nothing is named; for named tasks never a silent choice of a toy model."""
+    """The embedded recipe where nothing is named; for named tasks never a silent choice of a toy model."""
     if not tasks:
         return options.DEFAULT_RECIPE
     from vase_cli.config.fitting import recipes_that_fit

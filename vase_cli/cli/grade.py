@@ -1,18 +1,14 @@
-"""``vase grade``: stored texts graded again, without a model."""
+"""``vase grade``: grade stored texts again, without a model."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vase_cli.cli import options
-from vase_cli.cli.output import print_summary
+from vase_cli.cli.output import AsJson, print_summary
 
 
-def grade(
-    run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    as_json: options.AsJson = False,
-) -> None:
+def grade(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: AsJson = False) -> None:
     """Grade the stored texts of a run again, without a model; the old grades are kept beside."""
     from vase_cli.evaluation.regrade import regrade
 

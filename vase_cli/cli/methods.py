@@ -1,15 +1,14 @@
-"""``vase methods``: the eviction methods there are, and the options of one."""
+"""``vase methods``: eviction methods and their options."""
 
 import dataclasses
 import inspect
-import json
 import re
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from vase_cli import plugins
-from vase_cli.cli.output import AsJson, print_columns
+from vase_cli.cli.output import AsJson, print_columns, print_json
 
 app = typer.Typer(help="List eviction methods, or show one's options.", no_args_is_help=True)
 
@@ -20,9 +19,9 @@ def list_methods(as_json: AsJson = False) -> None:
     summaries = {name: plugins.summary("eviction", name) for name in plugins.names("eviction")}
     if as_json:
         for name, summary in summaries.items():
-            typer.echo(json.dumps({"name": name, "summary": summary}, ensure_ascii=False))
-        return
-    print_columns(("NAME", "WHAT IT DOES"), list(summaries.items()))
+            print_json({"name": name, "summary": summary})
+    else:
+        print_columns(("NAME", "WHAT IT DOES"), list(summaries.items()))
 
 
 @app.command("show")
@@ -32,13 +31,13 @@ def show_method(name: Annotated[str, typer.Argument(help="Method name.")], as_js
     from vase_cli.config.method_options import option_types
 
     method, summary = plugins.load("eviction", name), plugins.summary("eviction", name)
-    about, types = _attributes(method), option_types(method)
+    about, defaults = _attributes(method), {field.name: field.default for field in dataclasses.fields(method)}
     options = [
-        {"name": key, "type": _type_name(types[key]), "default": default, "about": about.get(key, "")}
-        for key, default in ((field.name, field.default) for field in dataclasses.fields(method))
+        {"name": key, "type": _type_name(kind), "default": defaults[key], "about": about.get(key, "")}
+        for key, kind in option_types(method).items()
     ]
     if as_json:
-        typer.echo(json.dumps({"name": name, "summary": summary, "options": options}, ensure_ascii=False))
+        print_json({"name": name, "summary": summary, "options": options})
         return
     typer.echo(f"{name}: {summary}\n")
     print_columns(("OPTION", "TYPE", "DEFAULT", "ABOUT"), [[cell(value) for value in row.values()] for row in options])
@@ -51,7 +50,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def _attributes(method: Any) -> dict[str, str]:
-    """What the docstrings of a method and its bases say of each option, under "Attributes:"."""
+    """The text on each option under "Attributes:" in the docstrings of a method and its bases."""
     about: dict[str, str] = {}
     for owner in reversed(method.__mro__):
         section = inspect.cleandoc(owner.__doc__ or "").partition("Attributes:\n")[2]

@@ -1,6 +1,6 @@
 """The options that commands share, and what they make of a recipe."""
 
-# ruff: noqa: RUF009 - _option makes a dataclass field
+# ruff: noqa: RUF009 - the defaults of Overrides are dataclass fields
 
 import dataclasses
 import functools
@@ -8,6 +8,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -19,11 +20,10 @@ from vase_cli.config.method_options import parse_option, share_out
 from vase_cli.config.schema import ModelEntry, Recipe
 from vase_cli.config.yaml import parse_scalar
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 DEFAULT_RECIPE = "tiny-reasoner"
 BENCHMARK = "Benchmark"
-_MODEL, _METHOD, _SAMPLING, _MACHINE = "Model and recipe", "Eviction", "Sampling and limits", "Machine"
-_PANELS = (None, _MODEL, _METHOD, BENCHMARK, _SAMPLING, _MACHINE)
+_METHOD = ("--method", "-m")
+_PANELS = (None, "Model and recipe", "Eviction", BENCHMARK, "Sampling and limits", "Machine")
 
 AUTO_SLOTS = "auto takes what fits, at most 256 on a GPU and 16 on a CPU"
 
@@ -31,64 +31,58 @@ Resolved: TypeAlias = tuple[Recipe, ModelEntry]
 
 
 def _option(panel: str, help: str, *names: str, default: object = None, metavar: str | None = None) -> Any:
-    """A field that is an option; ``default`` counts where the recipe, too, has no value."""
+    """A dataclass field that is an option; ``default`` counts where the recipe, too, has no value."""
     shown = True if default is None else f"the recipe's, or {default}"
     option = typer.Option(*names, help=help, metavar=metavar, show_default=shown, rich_help_panel=panel)
     return dataclasses.field(default=None, metadata={"option": option})
+
+
+_model, _eviction, _, _sampling, _machine = (partial(_option, panel) for panel in _PANELS[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
     """The shared options as they were typed, each None where it was left out.
 
-    A field that is named as a key of a recipe takes the place of that key. A command that compares has ``methods`` and
-    ``budgets`` in place of ``method`` and ``budget``.
+    A field with the name of a recipe's key replaces that key. A command that compares has ``methods`` and ``budgets``
+    in place of ``method`` and ``budget``.
     """
 
-    recipe: str | None = _option(_MODEL, "Recipe: a name or a .yaml file.", "--recipe", "-r")
-    model: str | None = _option(_MODEL, "Zoo name, folder or hub id, in place of the recipe's.")
-    think: bool | None = _option(_MODEL, "Thinking mode, where the model has a switch.")
-    system_prompt: str | None = _option(_MODEL, "System prompt.", "--system")
-    zoo: Path | None = _option(_MODEL, "Folder of zoo entries, searched first.")
-    recipes: Path | None = _option(_MODEL, "Folder of recipes, searched first.")
-    method: str | None = _option(
-        _METHOD, "Eviction method; see `vase methods list`.", "--method", "-m", default=Recipe.method
+    recipe: str | None = _model("Recipe: a name or a .yaml file.", "--recipe", "-r")
+    model: str | None = _model("Zoo name, folder or hub id, in place of the recipe's.")
+    think: bool | None = _model("Thinking mode, where the model has a switch.")
+    system_prompt: str | None = _model("System prompt.", "--system")
+    zoo: Path | None = _model("Folder of zoo entries, searched first.")
+    recipes: Path | None = _model("Folder of recipes, searched first.")
+    method: str | None = _eviction("Eviction method; see `vase methods list`.", *_METHOD, default=Recipe.method)
+    methods: list[str] | None = _eviction(
+        "Eviction method, or several: full,vase-attnv; see `vase methods list`.", *_METHOD, default=Recipe.method
     )
-    methods: list[str] | None = _option(
-        _METHOD,
-        "Eviction method, or several: full,vase-attnv; see `vase methods list`.",
-        *("--method", "-m"),
-        default=Recipe.method,
+    budget: str | None = _eviction("Tokens kept per KV head, or 4x: a quarter of the full cache.", "--budget", "-b")
+    budgets: list[str] | None = _eviction(
+        "Tokens kept per KV head, or 4x: a quarter of the full cache; or several: 2x,4x.", "--budget", "-b"
     )
-    budget: str | None = _option(
-        _METHOD, "Tokens kept per KV head, or 4x: a quarter of the full cache.", "--budget", "-b"
+    method_options: list[str] | None = _eviction(
+        "Option of the method; may be repeated.", "--option", "-o", metavar="KEY=VALUE"
     )
-    budgets: list[str] | None = _option(
-        _METHOD, "Tokens kept per KV head, or 4x: a quarter of the full cache; or several: 2x,4x.", "--budget", "-b"
+    window: int | None = _eviction("Tokens between cuts; the last so many always stay.", default=Recipe.window)
+    temperature: float | None = _sampling("0 is greedy.")
+    top_k: int | None = _sampling("0 switches it off.")
+    top_p: float | None = _sampling("1 switches it off.")
+    min_p: float | None = _sampling("0 switches it off.")
+    seed: int | None = _sampling("Of tokens and eviction.", default=Recipe.seed)
+    max_new_tokens: int | None = _sampling("Limit on generated tokens.")
+    max_total_tokens: int | None = _sampling("Limit on prompt and generated tokens.")
+    slots: str | None = _machine(f"Sequences at a time; {AUTO_SLOTS}.", default=Recipe.slots)
+    dtype: str | None = _machine("bfloat16, float16, float32; auto is float32 on a CPU.")
+    attention: str | None = _machine("auto, flash_attention_2, triton or sdpa.")
+    compile: str | None = _machine(
+        "torch.compile of decode steps: on, off; auto is for long runs of families without kernels of ours."
     )
-    method_options: list[str] | None = _option(
-        _METHOD, "Option of the method; may be repeated.", "--option", "-o", metavar="KEY=VALUE"
-    )
-    window: int | None = _option(_METHOD, "Tokens between cuts; the last so many always stay.", default=Recipe.window)
-    temperature: float | None = _option(_SAMPLING, "0 is greedy.")
-    top_k: int | None = _option(_SAMPLING, "0 switches it off.")
-    top_p: float | None = _option(_SAMPLING, "1 switches it off.")
-    min_p: float | None = _option(_SAMPLING, "0 switches it off.")
-    seed: int | None = _option(_SAMPLING, "Of tokens and eviction.", default=Recipe.seed)
-    max_new_tokens: int | None = _option(_SAMPLING, "Limit on generated tokens.")
-    max_total_tokens: int | None = _option(_SAMPLING, "Limit on prompt and generated tokens.")
-    slots: str | None = _option(_MACHINE, f"Sequences at a time; {AUTO_SLOTS}.", default=Recipe.slots)
-    dtype: str | None = _option(_MACHINE, "bfloat16, float16, float32; auto is float32 on a CPU.")
-    attention: str | None = _option(_MACHINE, "auto, flash_attention_2, triton or sdpa.")
-    compile: str | None = _option(
-        _MACHINE, "torch.compile of decode steps: on, off; auto is for long runs of families without kernels of ours."
-    )
-    device: str | None = _option(
-        _MACHINE, "auto, cpu, cuda, cuda:N or mps; auto is CUDA where there is one, else the CPU."
-    )
+    device: str | None = _machine("auto, cpu, cuda, cuda:N or mps; auto is CUDA where there is one, else the CPU.")
 
     def changes(self, **own: Any) -> dict[str, Any]:
-        """The keys of a recipe that the options set, and the command's ``own``; None is "not given".
+        """Recipe keys that the options set, and the command's ``own``; None for an option that was left out.
 
         Raises:
             ConfigError: an option of the method that is not ``key=value``.
@@ -116,9 +110,9 @@ class Overrides:
         return recipe, entry
 
     def compared(self, changes: Mapping[str, Any]) -> list[Resolved]:
-        """A recipe for every method at every budget that is named, here or in the recipe; ``full`` has none, so once.
+        """A recipe for every method at every budget, of the options or else of the recipe; ``full`` comes once.
 
-        Of several methods each gets those of the options that it has.
+        Each of several methods takes the options that it has.
         """
         catalog, options = self.catalog(), changes.get("method_options")
         methods: Sequence[str | None] = listed(self.methods) or [None]
@@ -128,13 +122,10 @@ class Overrides:
             methods, budgets = base.compare.methods or [None], base.compare.budgets or [None]
         several = [method for method in methods if method is not None]
         own_options, left_out = share_out(several, options) if options and len(several) > 1 else ({}, [])
-        pairs = dict.fromkeys(
-            (method, budget if method != "full" or len(methods) == 1 else None)
-            for budget in budgets
-            for method in methods
-        )
+        alone = len(methods) == 1
         compared: list[Resolved] = []
-        for method, budget in pairs:
+        pairs = [(method, budget if method != "full" or alone else None) for budget in budgets for method in methods]
+        for method, budget in dict.fromkeys(pairs):
             pair = {"method": method, "budget": budget, "method_options": own_options.get(method or "", options)}
             recipe, entry, notes = catalog.resolve(self.recipe, {**changes, **pair})
             print_notes([] if compared else notes)
@@ -147,7 +138,7 @@ _FIELDS = {field.name: field for field in dataclasses.fields(Overrides)}
 
 
 def shared(name: str) -> Any:
-    """One of the shared options, for the annotation of a command that takes few of them."""
+    """A shared option, for the annotation of a command that takes few of them."""
     return _FIELDS[name].metadata["option"]
 
 
@@ -169,10 +160,8 @@ def with_overrides(*left_out: str) -> Callable[[Callable[..., None]], Callable[.
             command(Overrides(**{name: values.pop(name) for name in taken}), **values)
 
         _, *own = inspect.signature(command).parameters.values()
-        parameters = sorted(
-            [*own, *taken.values()],
-            key=lambda parameter: _PANELS.index(parameter.annotation.__metadata__[0].rich_help_panel),
-        )
+        parameters = [*own, *taken.values()]
+        parameters.sort(key=lambda option: _PANELS.index(option.annotation.__metadata__[0].rich_help_panel))
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return run
 
@@ -180,5 +169,5 @@ def with_overrides(*left_out: str) -> Callable[[Callable[..., None]], Callable[.
 
 
 def listed(values: Sequence[str] | None) -> list[str]:
-    """An option's values, given one by one or with commas between them; each once."""
+    """Values of an option, one by one or with commas between them; each once."""
     return list(dict.fromkeys(part.strip() for value in values or () for part in value.split(",")))

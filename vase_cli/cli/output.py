@@ -15,8 +15,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line ins
 
 
 def print_json(record: Mapping[str, Any]) -> None:
-    """Print one line of JSON on stdout."""
-    typer.echo(json.dumps(record, ensure_ascii=False))
+    """Print one line of JSON on stdout; a path is its text."""
+    typer.echo(json.dumps(record, default=str, ensure_ascii=False))
 
 
 def print_table(table: "Table", *, err: bool = False) -> None:

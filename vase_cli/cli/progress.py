@@ -1,4 +1,4 @@
-"""What a person sees on stderr while a run goes on: a bar on a terminal, a line now and then elsewhere."""
+"""The progress of a run on stderr: a bar on a terminal, a line now and then elsewhere."""
 
 import sys
 import time
@@ -20,15 +20,9 @@ class EvalProgress:
     """Samples done, accuracy so far where they are graded, tokens per second, time left; a context manager."""
 
     def __init__(self) -> None:
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
-        )
+        name, figures = TextColumn("{task.description}"), TextColumn("{task.fields[figures]}")
+        columns = (name, BarColumn(), MofNCompleteColumn(), figures, TimeRemainingColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
         self._graded = self._correct = self._tokens = 0
         self._speed_since = self._line_since = time.monotonic()
         self._speed = 0.0
@@ -41,28 +35,25 @@ class EvalProgress:
         self._bar.stop()
         if kind is KeyboardInterrupt and self._bar.tasks:
             task = self._bar.tasks[-1]
-            typer.echo(
-                f"stopped at {task.completed} of {task.total} samples of {task.description}, all stored; "
-                "the same command goes on from there",
-                err=True,
-            )
+            done = f"{task.completed} of {task.total} samples of {task.description}"
+            typer.echo(f"stopped at {done}, all stored; the same command goes on from there", err=True)
 
     def note(self, line: str) -> None:
-        """One line the user should read."""
+        """Print a line above the bar."""
         if self._bar.disable:
             typer.echo(line, err=True)
         else:
             self._bar.console.print(line, style="dim", markup=False, highlight=False)
 
     def start(self, task: str, finished: int, planned: int, engine: object) -> None:
-        """A task begins, with so many of its planned samples stored already."""
+        """Begin a task, of whose ``planned`` samples ``finished`` are stored already."""
         self._graded = self._correct = 0
         if finished:
             self.note(f"{task}: {finished} of {planned} samples are stored already")
         self._bar.add_task(task, total=planned, completed=finished, figures="")
 
     def tokens(self, tokens: Sequence[object]) -> None:
-        """These tokens were generated."""
+        """Count new tokens."""
         self._tokens += len(tokens)
         now = time.monotonic()
         if now - self._speed_since >= (_SECONDS_OF_SPEED if self._speed else 1.0):
@@ -74,7 +65,7 @@ class EvalProgress:
             self.note(f"{task.description}: {task.completed} of {task.total} samples, {self._figures()}")
 
     def sample(self, sample: "Sample | None") -> None:
-        """A sample was finished, graded if there is a grader, and stored; None: a text was measured."""
+        """Count a stored sample, graded if there is a grader; None for a text that is only measured."""
         if sample is not None:
             self._graded += sample.grade is not None
             self._correct += sample.grade == "correct"

@@ -1,5 +1,6 @@
-"""``vase recipes``: the runs that are written down, and one of them resolved."""
+"""``vase recipes``: recipes, and what one resolves to."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -8,11 +9,13 @@ import typer
 
 from vase_cli.cli import catalog_files
 from vase_cli.cli.catalog_files import Destination, Force, Names, RecipesFolder, ZooFolder, cell, value_rows
-from vase_cli.cli.output import AsJson, print_columns, print_notes
+from vase_cli.cli.output import AsJson, print_columns, print_json, print_notes
 from vase_cli.config.budget import resolve_budget
 from vase_cli.config.catalog import Catalog, CatalogFile
 from vase_cli.config.method_options import make_method
 from vase_cli.config.schema import Recipe
+
+_Name = Annotated[str, typer.Argument(help="Recipe name, or a .yaml file.")]
 
 app = typer.Typer(help="List recipes, show one resolved, check or copy their files.", no_args_is_help=True)
 
@@ -30,17 +33,12 @@ def list_recipes(as_json: AsJson = False, zoo: ZooFolder = None, recipes: Recipe
 
 
 @app.command("show")
-def show_recipe(
-    name: Annotated[str, typer.Argument(help="Recipe name, or a .yaml file.")],
-    as_json: AsJson = False,
-    zoo: ZooFolder = None,
-    recipes: RecipesFolder = None,
-) -> None:
+def show_recipe(name: _Name, as_json: AsJson = False, zoo: ZooFolder = None, recipes: RecipesFolder = None) -> None:
     """Every value that a run of the recipe has, and where it comes from."""
     recipe, _, notes = Catalog.open(zoo=zoo, recipes=recipes).resolve(name, {})
     print_notes(notes)
     if as_json:
-        typer.echo(catalog_files.record_json(recipe))
+        print_json(dataclasses.asdict(recipe))
     else:
         print_columns(("KEY", "VALUE", "FROM"), value_rows(recipe, skip="name"))
 
@@ -54,10 +52,7 @@ def validate_recipes(names: Names = None, zoo: ZooFolder = None, recipes: Recipe
 
 @app.command("copy")
 def copy_recipe(
-    name: Annotated[str, typer.Argument(help="Recipe name, or a .yaml file.")],
-    destination: Destination = None,
-    force: Force = False,
-    recipes: RecipesFolder = None,
+    name: _Name, destination: Destination = None, force: Force = False, recipes: RecipesFolder = None
 ) -> None:
     """Copy a recipe into your own folder, to edit it there; prints where it is."""
     catalog_files.copy(Catalog.open(recipes=recipes).find("recipes", name), destination, force=force)
@@ -68,18 +63,16 @@ def _resolved(catalog: Catalog, file: CatalogFile) -> Recipe:
 
 
 def _check(recipe: Recipe) -> None:
-    """Everything that a run checks before it loads the model, but files of problems, which may be elsewhere."""
+    """Check what a run checks before it loads the model, less files of problems, which may be elsewhere."""
     from vase_cli.tasks.base import resolve_tasks
 
     method = make_method(recipe)
     for task in resolve_tasks([task for task in recipe.tasks if not Path(task).suffix]):
-        spec = recipe.budget_for(task.name)
+        spec, window = recipe.budget_for(task.name), recipe.window
         if method.evicts and spec is not None:
-            limit = recipe.max_total_tokens or task.max_total_tokens
-            budget = resolve_budget(
-                spec, task=task.name, window=recipe.window, token_limit=limit, dense_tokens=recipe.dense_tokens
-            )
-            method.check(budget.tokens, recipe.window)
+            limit, lengths = recipe.max_total_tokens or task.max_total_tokens, recipe.dense_tokens
+            budget = resolve_budget(spec, task=task.name, window=window, token_limit=limit, dense_tokens=lengths)
+            method.check(budget.tokens, window)
 
 
 def _budget(recipe: Recipe) -> str:

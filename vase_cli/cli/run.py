@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vase_cli.cli import options
+from vase_cli.cli.output import AsJson
 from vase_cli.errors import ConfigError, DataError, RunError, decode_text
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from vase_cli.evaluation.evaluate import TaskPart
 
 _CHAT_HELP = "Through the chat template, or the prompt as it is; chat where there is one."
+_INPUT_HELP = "Prompts from a file: one a line, or JSONL with a field 'prompt'."
 
 
 @options.with_overrides("methods", "budgets")
@@ -21,11 +23,9 @@ def run(
     overrides: options.Overrides,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; left out, it is read from stdin.")] = None,
     chat: Annotated[bool | None, typer.Option("--chat/--raw", help=_CHAT_HELP)] = None,
-    input_file: Annotated[
-        Path | None, typer.Option("--input", help="Prompts from a file: one a line, or JSONL with a field 'prompt'.")
-    ] = None,
+    input_file: Annotated[Path | None, typer.Option("--input", help=_INPUT_HELP)] = None,
     out: Annotated[Path | None, typer.Option(help="Also store a run folder here, as `vase eval` does.")] = None,
-    as_json: options.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Generate text for one prompt, or for each prompt of a file.
 
@@ -45,25 +45,22 @@ def run(
         raise ConfigError(f"--chat: {entry.name} has no chat template; leave it out, the prompt is then given as it is")
     raw = not (templated if chat is None else chat)
     ids = [f"{task_part.task.name}/{problem.id}/0" for problem in task_part.problems.problems]
+    decode, budget = assembly.tokenizer.decode, task_part.part.budget
     output: streaming.RunOutput
     if as_json:
         output = streaming.RunOutput()
     elif len(prompts) > 1:
         output = streaming.OrderedTexts(ids)
     elif not sys.stdout.isatty():
-        output = streaming.StreamedText(assembly.tokenizer.decode)
+        output = streaming.StreamedText(decode)
     else:
-        output = streaming.TerminalText(
-            assembly.tokenizer.decode,
-            thinking=encode_prompt(assembly, prompts[0], raw=raw).thought_open,
-            budget=None if task_part.part.budget is None else task_part.part.budget.tokens,
-            memory_bytes=assembly.hardware.memory_bytes,
-        )
+        thinking, memory = encode_prompt(assembly, prompts[0], raw=raw).thought_open, assembly.hardware.memory_bytes
+        tokens = None if budget is None else budget.tokens
+        output = streaming.TerminalText(decode, thinking=thinking, budget=tokens, memory_bytes=memory)
     with output.shown():
         finished = evaluate(assembly, [task_part], root=out, command=sys.argv, progress=output, raw=raw)
-        for identifier in ids:
-            if identifier not in output.printed:  # an earlier run has stored it
-                output.sample(finished.samples[identifier])
+        for stored in (identifier for identifier in ids if identifier not in output.printed):  # by an earlier run
+            output.sample(finished.samples[stored])
     if finished.path is not None:
         typer.echo(f"run folder: {finished.path}", err=True)
     if output.failed:
@@ -71,16 +68,13 @@ def run(
 
 
 def _embedded() -> str:
-    typer.echo(
-        f"no model named: {options.DEFAULT_RECIPE} answers, which solves one kind of problem only (`vase tasks show "
-        "recurrence`); name another with --recipe or --model",
-        err=True,
-    )
+    answers = f"{options.DEFAULT_RECIPE} answers, which solves one kind of problem only (`vase tasks show recurrence`)"
+    typer.echo(f"no model named: {answers}; name another with --recipe or --model", err=True)
     return options.DEFAULT_RECIPE
 
 
 def _task_part(assembly: "Assembly", prompts: list[str], source: str) -> "TaskPart":
-    """The prompts as the problems of a task without a grader, so that they run and are stored as any others."""
+    """Prompts as the problems of a task without a grader, so that they run and are stored as any others."""
     from vase_cli.evaluation.evaluate import TaskPart
     from vase_cli.tasks.base import Problem, ProblemSet, Task
 
@@ -91,7 +85,7 @@ def _task_part(assembly: "Assembly", prompts: list[str], source: str) -> "TaskPa
 
 
 def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:
-    """The prompts from the one place that was named: argument, file or stdin."""
+    """The prompts of the argument, the file or stdin."""
     if prompt is not None and input_file is not None:
         raise ConfigError("a prompt and --input are both given: leave one out")
     if input_file is not None:
@@ -106,7 +100,7 @@ def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:
 
 
 def _read_file(path: Path) -> list[str]:
-    """One prompt of each line that is not blank, or of each JSON object."""
+    """The prompt on each line that is not blank, or in each JSON object."""
     from vase_cli.tasks._files import missing_file, read_rows
 
     if path.suffix in (".jsonl", ".json"):

@@ -25,7 +25,7 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 
 
 class TextStream:
-    """Turns token ids into text piece by piece; a character of several tokens comes whole."""
+    """Turn token ids into text piece by piece; a character of several tokens comes whole."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -33,13 +33,13 @@ class TextStream:
         self._start = self._read = 0
 
     def add(self, token_id: int) -> str:
-        """The text that became certain with this token."""
+        """Return the text that this token makes certain."""
         self._ids.append(token_id)
         text = self._decode(self._ids[self._start :])
         return "" if text.endswith("\ufffd") else self._advance(text)
 
     def finish(self) -> str:
-        """What is left, whole characters or not."""
+        """Return the rest, whole characters or not."""
         return self._advance(self._decode(self._ids[self._start :]))
 
     def _advance(self, text: str) -> str:
@@ -50,11 +50,11 @@ class TextStream:
 
 
 class RunOutput:
-    """The progress of a run: prints a record as a line of JSON when it is finished.
+    """Progress of a run: print each sample as a line of JSON when it is finished.
 
     Attributes:
-        printed: ids of what was printed.
-        failed: how many prompts ended in an error.
+        printed: ids of the samples that are printed.
+        failed: number of prompts that ended in an error.
     """
 
     def __init__(self) -> None:
@@ -62,23 +62,23 @@ class RunOutput:
         self.failed = 0
 
     def shown(self) -> contextlib.AbstractContextManager[None]:
-        """The context in which the run takes place."""
+        """Enter this around the run."""
         return contextlib.nullcontext()
 
     def note(self, line: str) -> None:
-        """A line about the run: on stderr, and only for a person, but for a warning."""
+        """Print a line about the run on stderr: a warning always, any other on a terminal only."""
         if sys.stderr.isatty() or line.startswith("warning"):
             typer.echo(line, err=True)
 
     def start(self, task: str, finished: int, planned: int, engine: "Engine | None") -> None:
-        """Generation begins."""
+        """Begin a task; the base prints nothing."""
 
     def tokens(self, tokens: Sequence[tuple["Request", int]]) -> None:
-        """New tokens of some requests."""
+        """Take new tokens of some requests; the base prints nothing."""
 
     def sample(self, sample: "Sample | None") -> None:
-        """A text is finished, now or by an earlier run."""
-        assert sample is not None  # a prompt is always stored as one
+        """Print a text that is finished, now or by an earlier run."""
+        assert sample is not None  # None is for texts that are only measured
         self.printed.add(sample.id)
         if sample.error:
             self.failed += 1
@@ -90,7 +90,7 @@ class RunOutput:
 
 
 class OrderedTexts(RunOutput):
-    """Prints texts in the order of ``ids``, each as soon as those before it are printed."""
+    """Print texts in the order of ``ids``, each as soon as those before it are printed."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class OrderedTexts(RunOutput):
 
 
 class StreamedText(RunOutput):
-    """Prints one text while it is made."""
+    """Print one text while it is generated."""
 
     def __init__(self, decode: Decode) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class StreamedText(RunOutput):
         self._count = 0
 
     def tokens(self, tokens: Sequence[tuple["Request", int]]) -> None:
-        """Print what became certain."""
+        """Print the text that these tokens make certain."""
         self._count += len(tokens)
         for _, token_id in tokens:
             self._write(self._stream.add(token_id))
@@ -126,12 +126,12 @@ class StreamedText(RunOutput):
 
 
 class TerminalText(StreamedText):
-    """Prints one text that grows above a live line of figures; what is between the think tags is dimmed.
+    """Print one text that grows above a live line of figures, dimmed between the think tags.
 
     Args:
         thinking: the prompt has opened ``<think>``.
         budget: tokens per KV head, None for the full cache.
-        memory_bytes: memory in use, asked now and then.
+        memory_bytes: returns the memory in use; called a few times a second.
     """
 
     def __init__(self, decode: Decode, *, thinking: bool, budget: int | None, memory_bytes: Callable[[], int]) -> None:
@@ -146,7 +146,7 @@ class TerminalText(StreamedText):
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """The live line; it goes at the end, and the last line of the text stays."""
+        """Show the live line; it goes at the end, and the last line of the text stays."""
         self._live.start()
         try:
             yield
@@ -161,7 +161,7 @@ class TerminalText(StreamedText):
         self._engine, self._started = engine, time.monotonic()
 
     def tokens(self, tokens: Sequence[tuple["Request", int]]) -> None:
-        """Print what became certain, and now and then how it goes."""
+        """Print the text that these tokens make certain, and from time to time the figures."""
         super().tokens(tokens)
         now = time.monotonic()
         if now - self._refreshed >= _SECONDS_BETWEEN_STATUS:
@@ -197,6 +197,6 @@ class TerminalText(StreamedText):
                 self._console.print(line, soft_wrap=True)
 
     def _refresh(self) -> None:
-        # Of a line longer than the screen the end is what one wants to see; at the end it is printed whole.
+        # Of a line longer than the screen the tail is shown; at the end it is printed whole.
         tail = self._line[-self._console.width * max(self._console.height - 2, 1) // 2 :]
         self._live.update(Group(tail, Text(self._figures, style="reverse", no_wrap=True)))

@@ -1,4 +1,4 @@
-"""``vase tasks``: the benchmarks there are, and everything about one."""
+"""``vase tasks``: benchmarks and their facts."""
 
 from typing import Annotated, Any
 
@@ -8,6 +8,12 @@ from vase_cli import plugins
 from vase_cli.cli.output import AsJson, print_columns, print_json
 from vase_cli.tasks.base import Task, example_problem
 
+_SOURCE_KEYS = ("id", "config", "split", "revision")
+_TASK_KEYS = (
+    "gated", "license", "url", "grader", "fallbacks", "prompt_format", "groups", "samples", "max_new_tokens",
+    "max_total_tokens", "note",
+)  # fmt: skip
+
 app = typer.Typer(help="List the benchmarks, or show one.", no_args_is_help=True)
 
 
@@ -15,15 +21,14 @@ app = typer.Typer(help="List the benchmarks, or show one.", no_args_is_help=True
 def list_tasks(as_json: AsJson = False) -> None:
     """One row for each task: name, problems, grader, samples, groups, source."""
     tasks: list[Task] = [plugins.load("tasks", name) for name in plugins.names("tasks")]
-    if as_json:
-        for task in tasks:
-            print_json(_facts(task))
-        return
     rows = []
     for task in tasks:
+        if as_json:
+            print_json(_facts(task))
         source = "generated" if task.generate is not None else " + ".join(source.id for source in task.hub) or "-"
         rows.append((task.name, _count(task), task.grader, str(task.samples), ", ".join(task.groups) or "-", source))
-    print_columns(("NAME", "PROBLEMS", "GRADER", "SAMPLES", "GROUPS", "SOURCE"), rows)
+    if not as_json:
+        print_columns(("NAME", "PROBLEMS", "GRADER", "SAMPLES", "GROUPS", "SOURCE"), rows)
 
 
 @app.command("show")
@@ -76,16 +81,6 @@ def _count(task: Task) -> str:
 
 def _facts(task: Task) -> dict[str, Any]:
     """The record of a task for ``--json``."""
-    sources = [{key: getattr(source, key) for key in ("id", "config", "split", "revision")} for source in task.hub]
-    same = (
-        "gated", "license", "url", "grader", "fallbacks", "prompt_format", "groups", "samples", "max_new_tokens",
-        "max_total_tokens", "note",
-    )  # fmt: skip
-    return {
-        "name": task.name,
-        "version": task.version,
-        "title": task.title,
-        "problems": task.count,
-        "hub": sources,
-        "generated": task.generate is not None,
-    } | {key: getattr(task, key) for key in same}
+    sources = [{key: getattr(source, key) for key in _SOURCE_KEYS} for source in task.hub]
+    facts = {"name": task.name, "version": task.version, "title": task.title, "problems": task.count, "hub": sources}
+    return facts | {"generated": task.generate is not None} | {key: getattr(task, key) for key in _TASK_KEYS}

@@ -1,5 +1,6 @@
-"""``vase zoo``: the models there are, and the facts of one."""
+"""``vase zoo``: models and their facts."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -7,12 +8,15 @@ from typing import Annotated
 import typer
 
 from vase_cli.cli import catalog_files
-from vase_cli.cli.catalog_files import Destination, Force, Names, ZooFolder, cell, record_json, value_rows
-from vase_cli.cli.output import AsJson, print_columns, print_notes
+from vase_cli.cli.catalog_files import Destination, Force, Names, ZooFolder, cell, value_rows
+from vase_cli.cli.output import AsJson, print_columns, print_json, print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile
 from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelEntry
 from vase_cli.config.threshold_facts import files_of, read_facts
+
+_ModelName = Annotated[str, typer.Argument(help="Zoo name, model folder or hub id.")]
+_ZooName = Annotated[str, typer.Argument(help="Zoo name.")]
 
 app = typer.Typer(help="List models, show one, check or copy their files.", no_args_is_help=True)
 
@@ -31,25 +35,21 @@ def list_entries(as_json: AsJson = False, zoo: ZooFolder = None) -> None:
 
 
 @app.command("show")
-def show_entry(
-    name: Annotated[str, typer.Argument(help="Zoo name, model folder or hub id.")],
-    as_json: AsJson = False,
-    zoo: ZooFolder = None,
-) -> None:
+def show_entry(name: _ModelName, as_json: AsJson = False, zoo: ZooFolder = None) -> None:
     """Every fact of a model, and the line of the file that states it."""
     catalog = Catalog.open(zoo=zoo)
     entry = catalog.find_model(name)
     print_notes(catalog.find("zoo", entry.name).notes if entry.source is not None else [])
     facts = None if entry.thresholds is None else read_facts(Path(entry.thresholds))
     if as_json:
-        typer.echo(record_json(entry, **({} if facts is None else {"threshold_facts": facts.shown()})))
+        print_json(dataclasses.asdict(entry) | ({} if facts is None else {"threshold_facts": facts.shown()}))
         return
     rows = []
     for key, value, origin in value_rows(entry, skip="source"):
         rows.append((key, value, "-" if value == "-" or key == "name" else origin))
         if key == "thresholds" and facts is not None:
-            for fact, stated in facts.shown().items():
-                rows.append((f"thresholds.{fact}", cell(stated), f"{entry.thresholds}:{facts.lines[fact]}"))
+            origins = {fact: f"{entry.thresholds}:{facts.lines[fact]}" for fact in facts.shown()}
+            rows += [(f"thresholds.{fact}", cell(stated), origins[fact]) for fact, stated in facts.shown().items()]
     print_columns(("FACT", "VALUE", "FROM"), rows)
 
 
@@ -60,12 +60,7 @@ def validate_entries(names: Names = None, zoo: ZooFolder = None) -> None:
 
 
 @app.command("copy")
-def copy_entry(
-    name: Annotated[str, typer.Argument(help="Zoo name.")],
-    destination: Destination = None,
-    force: Force = False,
-    zoo: ZooFolder = None,
-) -> None:
+def copy_entry(name: _ZooName, destination: Destination = None, force: Force = False, zoo: ZooFolder = None) -> None:
     """Copy an entry into your own folder, to edit it there; prints where it is."""
     file = Catalog.open(zoo=zoo).find("zoo", name)
     entry = _load(file)

@@ -1,6 +1,5 @@
-"""What a model is built from besides the shape of its cache, in a zoo entry's words and in a config's."""
+"""What a model is built from besides the shape of its cache, by the names of a zoo entry and of a config."""
 
-import dataclasses
 from typing import Any
 
 from pydantic import Field
@@ -23,7 +22,7 @@ _CONFIG_NAMES = {
 class Architecture:
     """Facts that random weights are built from; checked against the loaded model's config.
 
-    A mixture of experts has all of ``experts``, ``experts_per_token`` and ``expert_mlp``, a dense model none of them.
+    A mixture of experts has ``experts``, ``experts_per_token`` and ``expert_mlp``, a dense model none of them.
     """
 
     family: Text = Field(description="Transformers' model type.")
@@ -41,21 +40,18 @@ class Architecture:
             raise ValueError(f"{missing[0]} is missing; this architecture is {', '.join(_CONFIG_NAMES)}")
 
     def config_values(self) -> dict[str, Any]:
-        """The facts by the names that a transformers config has for them."""
-        facts = dataclasses.asdict(self)
-        return {_CONFIG_NAMES[name]: value for name, value in facts.items() if value is not None}
+        """The facts by their names in a transformers config."""
+        return {key: value for name, key in _CONFIG_NAMES.items() if (value := getattr(self, name)) is not None}
 
     def difference(self, config: object) -> str:
-        """The first fact of which a config says another value; empty if it says them all."""
-        for name, stated in self.config_values().items():
-            found = getattr(config, name, None)
-            if found != stated:
-                return f"{name}={found}, not {stated} as"
+        """The first fact that a config contradicts; empty if there is none."""
+        for name, expected in self.config_values().items():
+            actual = getattr(config, name, None)
+            if actual != expected:
+                return f"{name}={actual}, not {expected} as"
         return ""
 
     def unread_expert_parameters(self, layers: int, tokens: int) -> int:
-        """Elements of a mixture's experts, in so many layers, that so many tokens cannot reach."""
-        if self.experts is None or self.experts_per_token is None or self.expert_mlp is None:
-            return 0
-        unread = max(0, self.experts - tokens * self.experts_per_token)
-        return layers * unread * 3 * self.hidden * self.expert_mlp
+        """Parameters of experts in ``layers`` layers that ``tokens`` tokens cannot reach; 0 for a dense model."""
+        unread = max(0, (self.experts or 0) - tokens * (self.experts_per_token or 0))
+        return layers * unread * 3 * self.hidden * (self.expert_mlp or 0)

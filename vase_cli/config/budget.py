@@ -10,7 +10,7 @@ from vase_cli.errors import ConfigError
 
 
 class Ratio(str):
-    """A checked "Nx": the Nth part of the full cache. It stays the text that a recipe and a run's record show."""
+    """A checked "Nx", the Nth part of the full cache; its text is what recipes and records show."""
 
     __slots__ = ()
 
@@ -39,15 +39,13 @@ def parse_budget(written: object) -> int | Ratio:
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?x", text):
         ratio = Ratio(text)
         if ratio.value < 1:
-            raise ValueError(
-                f"{written!r} is too small: N of 'Nx' must be at least 1; '4x' keeps a quarter of the full cache"
-            )
+            hint = "N of 'Nx' must be at least 1; '4x' keeps a quarter of the full cache"
+            raise ValueError(f"{written!r} is too small: {hint}")
         return ratio
     if not re.fullmatch(r"[-+]?[0-9]{1,18}", text):
         shown = repr(str(written)) if isinstance(written, str) else written
-        raise ValueError(
-            f"{shown} is not a number of tokens nor a ratio; write 4096, or 4x for a quarter of the full cache"
-        )
+        hint = "write 4096, or 4x for a quarter of the full cache"
+        raise ValueError(f"{shown} is not a number of tokens nor a ratio; {hint}")
     if int(text) < 1:
         raise ValueError(f"{text} is not a positive number of tokens, such as 4096; method 'full' evicts nothing")
     return int(text)
@@ -72,20 +70,15 @@ def resolve_budget(
         tokens, sentence = budget, f"{budget} tokens, as given"
     else:
         length = dense_tokens.get(task) if task else None
+        source = f"the limit of {token_limit:,} tokens, no mean full-cache length{of_task} being known,"
         if length:
             source = f"{length:,.10g} mean full-cache tokens of {task}"
-        else:
-            source = f"the limit of {token_limit:,} tokens, no mean full-cache length{of_task} being known,"
         tokens = math.ceil(Fraction(str(length or token_limit)) / budget.value / window) * window
         ratio = f"{float(budget.value):g}"
         sentence = f"{ratio}x -> {tokens} tokens: {source} / {ratio}, rounded up to {window}s"
     if tokens <= window:
         how = "" if isinstance(budget, int) else f" ({sentence})"
-        raise ConfigError(
-            f"budget {tokens}{of_task}{how}: not above the window of {window} tokens, which are always kept; "
-            "raise the budget or lower the window"
-        )
-    warning = None
-    if tokens >= token_limit:
-        warning = f"budget {tokens}{of_task}: the limit is {token_limit} tokens, so nothing will ever be evicted"
-    return Budget(tokens, sentence, warning)
+        problem = f"not above the window of {window} tokens, which are always kept"
+        raise ConfigError(f"budget {tokens}{of_task}{how}: {problem}; raise the budget or lower the window")
+    warning = f"budget {tokens}{of_task}: the limit is {token_limit} tokens, so nothing will ever be evicted"
+    return Budget(tokens, sentence, warning if tokens >= token_limit else None)

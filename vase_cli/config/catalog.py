@@ -17,27 +17,19 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vase_cli.config.resolve import load_entry, load_recipe, resolve_recipe
-from vase_cli.config.schema import (
-    DEFAULT_SAMPLING,
-    ModelEntry,
-    ModelShape,
-    Recipe,
-    RecipeFile,
-    SamplingParams,
-    Thinking,
-)
+from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, RecipeFile, SamplingParams, Thinking
 from vase_cli.config.types import HUB_ID, DType
 from vase_cli.errors import ConfigError, did_you_mean
 
 Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
 BUILT_IN = "built-in"
-_SAID_BY_FOLDER = ("shape", "dtype", "configured_tokens", "thinking", "sampling")
+_FOLDER_KEYS = ("shape", "dtype", "configured_tokens", "thinking", "sampling")
 
 
 @dataclass(frozen=True)
 class CatalogFile:
-    """The file a name stands for, in ``source``: "built-in" or a folder; ``hides`` is the built-in file it hides."""
+    """The file of a name; ``source`` is "built-in" or a folder, ``hides`` the built-in file of the same name."""
 
     kind: Kind
     name: str
@@ -61,10 +53,10 @@ class Catalog:
 
     @classmethod
     def open(cls, zoo: Path | None = None, recipes: Path | None = None) -> "Catalog":
-        """The search path; ``zoo`` and ``recipes`` are the folders given on the command line.
+        """The search path; ``zoo`` and ``recipes`` are folders of the command line.
 
         Raises:
-            ConfigError: a folder given there, or in ``$VASE_PATH``, is not one.
+            ConfigError: one of them, or of ``$VASE_PATH``, is not a folder.
         """
         roots = [Path(part).expanduser() for part in os.environ.get("VASE_PATH", "").split(os.pathsep) if part]
         for root in roots:
@@ -80,7 +72,7 @@ class Catalog:
         return cls(search("zoo", zoo, "zoo entries"), search("recipes", recipes, "recipes"))
 
     def files(self, kind: Kind) -> dict[str, CatalogFile]:
-        """Every name and the file it stands for, sorted by name; nothing is parsed.
+        """Every name with its file, sorted by name; nothing is parsed.
 
         Raises:
             ConfigError: a folder cannot be listed, or has a name twice.
@@ -95,7 +87,7 @@ class Catalog:
         return dict(sorted(found.items()))
 
     def find(self, kind: Kind, name: str) -> CatalogFile:
-        """The file of one name, or for a recipe of a path that ends in ``.yaml``.
+        """The file of a name, or of a path that ends in ``.yaml``.
 
         Raises:
             ConfigError: no such name or file, with the nearest name.
@@ -121,8 +113,7 @@ class Catalog:
         files = self.files("zoo")
         if name in files:
             return _completed(load_entry(files[name].path, name))
-        folder = Path(name).expanduser()
-        hub_id = re.fullmatch(HUB_ID, name)
+        folder, hub_id = Path(name).expanduser(), re.fullmatch(HUB_ID, name)
         if (folder / "config.json").is_file() or (folder.is_dir() and not hub_id):
             return entry_from_folder(folder)
         if hub_id:
@@ -173,7 +164,7 @@ def built_in_folder(kind: Kind, package: Path = Path(__file__).parents[1]) -> Pa
 
 
 def _scan(folder: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     try:
         children = sorted(folder.iterdir())
     except OSError as error:
@@ -182,14 +173,14 @@ def _scan(folder: Path) -> dict[str, Path]:
         name, path = (child.name, child / "entry.yaml") if child.is_dir() else (child.stem, child)
         if name.startswith(".") or path.suffix != ".yaml" or name.endswith(".thresholds") or not path.is_file():
             continue
-        if name in found:
+        if name in paths:
             raise ConfigError(f"{folder}: both {name}.yaml and {name}/entry.yaml; keep one")
-        found[name] = path
-    return found
+        paths[name] = path
+    return paths
 
 
 def entry_from_folder(folder: Path) -> ModelEntry:
-    """An entry for a model folder that has none, from its ``config.json`` and, where there, its other JSON files.
+    """An entry for a model folder that has none, from its ``config.json`` and the other JSON files that it has.
 
     Raises:
         ConfigError: ``config.json`` is missing or not JSON.
@@ -199,6 +190,7 @@ def entry_from_folder(folder: Path) -> ModelEntry:
         raise ConfigError(f"model {folder}: no config.json in it; name a folder with config.json and safetensors files")
     dtype: Any = config.get("dtype", config.get("torch_dtype"))
     sampling = _folder_sampling(folder)
+    modes: dict[str, Any] = {"sampling": {"plain": sampling}} if sampling else {}
     return ModelEntry(
         folder.resolve().name,
         path=folder,
@@ -206,20 +198,20 @@ def entry_from_folder(folder: Path) -> ModelEntry:
         dtype=dtype if dtype in get_args(DType) else "auto",
         configured_tokens=_count(config, "max_position_embeddings"),
         thinking=_folder_thinking(folder),
-        sampling={"thinking": sampling or DEFAULT_SAMPLING, "plain": sampling or DEFAULT_SAMPLING},
+        **modes,
         origins={"sampling": str(folder / "generation_config.json") if sampling else "default"},
     )
 
 
 def _completed(entry: ModelEntry) -> ModelEntry:
-    """An entry of a model folder with what the folder's own files say wherever the entry's file says nothing."""
-    silent = [key for key in _SAID_BY_FOLDER if key not in entry.origins]
-    if entry.path is None or not silent or not (entry.path / "config.json").is_file():
+    """Complete an entry of a model folder from the folder's own files, where the entry's file leaves keys out."""
+    missing = [key for key in _FOLDER_KEYS if key not in entry.origins]
+    if entry.path is None or not missing or not (entry.path / "config.json").is_file():
         return entry
     own = entry_from_folder(entry.path)
-    origins = {key: origin for key, origin in own.origins.items() if key in silent}
-    said: dict[str, Any] = {key: getattr(own, key) for key in silent}
-    return dataclasses.replace(entry, **said, origins={**origins, **entry.origins})
+    values: dict[str, Any] = {key: getattr(own, key) for key in missing}
+    origins = {key: origin for key, origin in own.origins.items() if key in missing}
+    return dataclasses.replace(entry, **values, origins=origins | dict(entry.origins))
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -242,14 +234,11 @@ def _count(config: Mapping[str, Any], key: str) -> int | None:
 
 
 def _folder_shape(config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape; None for a family with other names of it, of which the loaded config knows."""
     layers, heads = _count(config, "num_hidden_layers"), _count(config, "num_attention_heads")
     kv_heads = _count(config, "num_key_value_heads") if config.get("num_key_value_heads") else heads
-    head_dim, hidden = _count(config, "head_dim"), _count(config, "hidden_size")
-    if head_dim is None and heads and hidden:
-        head_dim = hidden // heads
-    if layers and heads and kv_heads and head_dim:
-        return ModelShape(layers, heads, kv_heads, head_dim)
-    return None  # a family that names them otherwise; the loaded config knows
+    head_dim = _count(config, "head_dim") or (_count(config, "hidden_size") or 0) // (heads or 1)
+    return ModelShape(layers, heads, kv_heads, head_dim) if layers and heads and kv_heads and head_dim else None
 
 
 def _folder_sampling(folder: Path) -> SamplingParams | None:
@@ -265,9 +254,8 @@ def _folder_sampling(folder: Path) -> SamplingParams | None:
 
 
 def _folder_thinking(folder: Path) -> Thinking:
-    """What the chat template says of thinking, by its text."""
-    template_file = folder / "chat_template.jinja"
-    if template_file.is_file():
+    """The thinking mode by the text of the chat template."""
+    if (template_file := folder / "chat_template.jinja").is_file():
         template = template_file.read_text(encoding="utf-8", errors="replace")
     else:
         template = str((_read_json(folder / "tokenizer_config.json") or {}).get("chat_template", ""))

@@ -3,17 +3,16 @@
 from dataclasses import dataclass
 
 from vase_cli.config.catalog import Catalog
-from vase_cli.config.resolve import check_given
+from vase_cli.config.resolve import check_option
 from vase_cli.device import free_memory, resolve_device
 from vase_cli.errors import VaseError
 
-_SHARE_FOR_WEIGHTS = 0.85
-"""Of the free memory; the rest holds at least a few sequences' cache and the working set."""
+_SHARE_FOR_WEIGHTS = 0.85  # of the free memory; the rest is for the cache of a few sequences and the working set
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """The recipes whose weights fit a device; ``description`` says of the device what it is and how much is free."""
+    """Recipes whose weights fit a device; ``description`` is the device's name and free memory."""
 
     device_type: str
     description: str
@@ -21,7 +20,7 @@ class Fitting:
 
 
 def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
-    """Which recipes fit the device, by the parameters their zoo entry states; nothing is loaded.
+    """Find the recipes that fit the device by the parameters of their zoo entries; nothing is loaded.
 
     Raises:
         VaseError: not a device, or one that is not there.
@@ -33,14 +32,15 @@ def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
             recipe, entry, _ = catalog.resolve(name, {})
         except VaseError:
             continue  # a broken file of the user's own: `vase recipes validate` says what is wrong with it
-        asked = recipe.dtype or "auto"
-        dtype = asked if asked != "auto" else "float32" if device_type == "cpu" else entry.dtype
-        weights = (entry.parameters or 0) * (4 if dtype == "float32" else 2)
-        if entry.parameters is not None and weights <= available * _SHARE_FOR_WEIGHTS:
+        dtype = recipe.dtype or "auto"
+        if dtype == "auto":
+            dtype = "float32" if device_type == "cpu" else entry.dtype
+        width = 4 if dtype == "float32" else 2  # bytes
+        if entry.parameters is not None and entry.parameters * width <= available * _SHARE_FOR_WEIGHTS:
             fitting.append(name)
     return Fitting(device_type, description, tuple(fitting))
 
 
 def _device(name: str) -> tuple[str, int, str]:
-    device = resolve_device(check_given("device", name))
+    device = resolve_device(check_option("device", name))
     return device.type, *free_memory(device)

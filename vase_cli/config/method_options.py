@@ -16,15 +16,15 @@ Options: TypeAlias = Mapping[str, Scalar]
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
-def parse_option(written: str) -> tuple[str, Scalar]:
-    """One ``key=value`` of the command line, typed as in a file: ``alpha=0.5`` -> ("alpha", 0.5).
+def parse_option(text: str) -> tuple[str, Scalar]:
+    """Split ``key=value`` of the command line, typed as in a file: ``alpha=0.5`` -> ("alpha", 0.5).
 
     Raises:
         ConfigError: no '=', or nothing before or after it.
     """
-    key, _, value = (part.strip() for part in written.partition("="))
+    key, _, value = (part.strip() for part in text.partition("="))
     if not key or not value:
-        raise ConfigError(f"option '{written}': write key=value, such as n_large=256")
+        raise ConfigError(f"option '{text}': write key=value, such as n_large=256")
     return key.replace("-", "_"), parse_scalar(value)
 
 
@@ -37,9 +37,9 @@ def option_types(method: Any) -> dict[str, Any]:
 def coerce_options(
     fields: Mapping[str, Any], options: Options, where: str | Mapping[str, str], method: str = "the method"
 ) -> dict[str, Scalar]:
-    """Options checked against a method's :func:`option_types`; only a whole number is converted, to ``float``.
+    """Check options against a method's :func:`option_types`; only a whole number is converted, to ``float``.
 
-    ``where`` says where each option comes from, or all; ``method`` is named where it has no such option.
+    ``where`` is the origin of each option, or of all; ``method`` is the name for messages.
 
     Raises:
         ConfigError: an option that the method does not have, or of another type.
@@ -70,7 +70,7 @@ def make_method(recipe: "Recipe") -> Any:
 
 
 def share_out(methods: Sequence[str], options: Options) -> tuple[dict[str, dict[str, Scalar]], list[str]]:
-    """Options typed for several methods: those that each one has, and a note on each that some have not.
+    """Share options among methods: those that each has, and a note on each option that some lack.
 
     Imports the methods' modules, and with them torch.
 
@@ -90,15 +90,14 @@ def share_out(methods: Sequence[str], options: Options) -> tuple[dict[str, dict[
 
 
 def _coerce(annotation: Any, value: Scalar) -> Scalar:
+    arguments = get_args(annotation)
     if get_origin(annotation) is Literal:
-        if value not in (choices := get_args(annotation)):
-            raise ValueError(not_known(value, [str(choice) for choice in choices]))
+        if value not in arguments:
+            raise ValueError(not_known(value, [str(choice) for choice in arguments]))
         return value
-    wanted = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    if type(value) in wanted:
+    kinds = arguments if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    if type(value) in kinds:
         return value
-    if float in wanted and type(value) is int:
+    if float in kinds and type(value) is int:
         return float(value)
-    raise ValueError(
-        must_be(next((kind for wanted_type, kind in _KINDS.items() if wanted_type in wanted), "text"), value)
-    )
+    raise ValueError(must_be(next((name for kind, name in _KINDS.items() if kind in kinds), "text"), value))

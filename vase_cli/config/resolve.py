@@ -1,4 +1,4 @@
-"""Read zoo entries and recipes, and put the layers of a run over each other."""
+"""Read zoo entries and recipes, and merge the layers of a run."""
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -13,15 +13,14 @@ from vase_cli.errors import ConfigError, did_you_mean
 _EntryValues = partial(ModelEntry, "name", "source", "origins")
 _RecipeValues = partial(Recipe, "name", "origins", sampling=partial(SamplingParams))
 RECIPE_KEYS = tuple(_RecipeValues.model_fields)
-_BY_NAME = ("budgets", "dense_tokens", "method_options", "sampling")
-"""Keys whose mappings are merged name by name."""
+_FULL = "method full evicts nothing and takes no budget"
+_BY_NAME = ("budgets", "dense_tokens", "method_options", "sampling")  # their mappings are merged name by name
 
-_Layer: TypeAlias = dict[str, tuple[Any, str]]
-"""Values by dotted key, each with where it comes from."""
+_Layer: TypeAlias = dict[str, tuple[Any, str]]  # value and origin by dotted key
 
 
 def load_entry(path: Path, name: str) -> ModelEntry:
-    """Read one zoo file; a relative ``path`` or ``thresholds`` in it is relative to the file.
+    """Read a zoo file; a relative ``path`` or ``thresholds`` in it is relative to the file.
 
     Raises:
         ConfigError: the file breaks a rule, with file, line and key.
@@ -31,8 +30,8 @@ def load_entry(path: Path, name: str) -> ModelEntry:
     if ("hub_id" in values) == ("path" in values):
         raise document.error((), "needs exactly one of hub_id (organisation/name) and path (a folder)")
     if (shape := values.get("shape")) and shape.heads % shape.kv_heads:
-        message = f"{shape.heads} heads do not divide into {shape.kv_heads} KV heads"
-        raise document.error(("shape", "kv_heads"), message)
+        problem = f"{shape.heads} heads do not divide into {shape.kv_heads} KV heads"
+        raise document.error(("shape", "kv_heads"), problem)
     _check_tasks(document, plugins.names("tasks"))
     for key, exists, kind in (("path", Path.is_dir, "folder"), ("thresholds", Path.is_file, "file")):
         if key in values:
@@ -45,9 +44,7 @@ def load_entry(path: Path, name: str) -> ModelEntry:
 
 
 def load_recipe(path: Path, name: str) -> RecipeFile:
-    """Read one recipe file; a ``model`` or task that starts with ``./``, ``../``, ``~`` or ``/`` is a path.
-
-    A relative path is relative to the file.
+    """Read a recipe file; a ``model`` or task that starts with ``./``, ``../``, ``~`` or ``/`` is a path from there.
 
     Raises:
         ConfigError: the file breaks a rule, with file, line and key.
@@ -62,43 +59,42 @@ def load_recipe(path: Path, name: str) -> RecipeFile:
         raise document.error(("tasks",), f"{twice[0]} is there twice; keep one")
     _check_tasks(document, [*plugins.names("tasks"), *(Path(task).stem for task in tasks)])
     if values.get("method") == "full" and (budgets := {"budget", "budgets"} & values.keys()):
-        raise document.error((min(budgets),), "method full evicts nothing and takes no budget; remove the line")
+        raise document.error((min(budgets),), f"{_FULL}; remove the line")
     origins = {key: f"recipe {name} ({path}:{line})" for key, line in document.key_lines().items()}
     return RecipeFile(name, path, values | ({"tasks": tasks} if tasks else {}), origins)
 
 
 def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, Any]) -> Recipe:
-    """Put the layers over each other: zoo entry < recipe < command line.
+    """Merge the layers, the later wins: zoo entry, recipe, command line.
 
-    ``overrides`` has recipe keys, and ``temperature``, ``top_k``, ``top_p``, ``min_p`` for ``sampling``'s; None is "not
-    given". A budget for every task hides the budgets per task of the layers under it. Another method or model on
-    the command line drops the recipe's ``method_options``, or its ``budgets`` and ``dense_tokens``: those belong to
-    the recipe's own.
+    ``overrides`` has recipe keys and the keys of ``sampling``; None for one that was left out. A budget for every task
+    hides the budgets per task of earlier layers. Another method on the command line drops the recipe's
+    ``method_options``, and another model its ``budgets`` and ``dense_tokens``.
 
     Raises:
         ConfigError: a value out of range, a budget for ``full``, or a thinking mode that the model lacks.
     """
-    given = _check_overrides(overrides)
+    options = {key: value for key, value in overrides.items() if value is not None}
+    sampling = options.pop("sampling", {}) | {key: options.pop(key) for key in SAMPLING_KEYS if key in options}
+    changes = check_values(_RecipeValues, options | ({"sampling": sampling} if sampling else {}), _typed_error)
     own_method, own_model = file.values.get("method", Recipe.method), file.values.get("model")
-    method = given.get("method", own_method)
+    method = changes.get("method", own_method)
     dropped = {"method_options"} if method != own_method else set()
-    if given.get("model", own_model) != own_model:
+    if changes.get("model", own_model) != own_model:
         dropped |= {"budgets", "dense_tokens"}
-    if {"method", "budget", "budgets"} & given.keys():
+    if {"method", "budget", "budgets"} & changes.keys():
         dropped |= {"compare"}
-    written = {key: value for key, value in file.values.items() if key not in dropped}
+    own = {key: value for key, value in file.values.items() if key not in dropped}
     facts = {"think": entry.thinking.mode != "never", "budgets": entry.budgets, "dense_tokens": entry.dense_tokens}
-    thinks = (facts | written | given)["think"]
+    thinks = (facts | own | changes)["think"]
     facts["sampling"] = vars(entry.sampling["thinking" if thinks else "plain"])
     entry_origin = f"zoo entry {entry.name}" if entry.source else entry.origins.get("sampling", "default")
     merged: _Layer = {"model": (entry.name, "default")} | _layer(facts, lambda key: entry_origin)
-    for layer in (_layer(written, file.origins.__getitem__), _layer(given, lambda key: COMMAND_LINE)):
+    for layer in (_layer(own, file.origins.__getitem__), _layer(changes, lambda key: COMMAND_LINE)):
         merged = (_without_budgets(merged) if "budget" in layer else merged) | layer
     if method == "full":
-        if {"budget", "budgets"} & given.keys():
-            raise ConfigError(
-                "method full evicts nothing and takes no budget; leave --budget out, or change the method"
-            )
+        if {"budget", "budgets"} & changes.keys():
+            raise ConfigError(f"{_FULL}; leave --budget out, or change the method")
         merged = _without_budgets(merged) | {"budget": (None, "method full")}
     _check_thinking(entry, *merged["think"])
     values: dict[str, Any] = {}
@@ -112,19 +108,13 @@ def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, 
     return Recipe(file.name, **values, origins=origins | {key: origin for key, (_, origin) in merged.items()})
 
 
-def check_given(key: str, value: Any) -> Any:
-    """One value of the command line, by the recipe's type for ``key``.
+def check_option(key: str, value: Any) -> Any:
+    """A value of the command line, by the recipe's type for ``key``.
 
     Raises:
         ConfigError: the type refuses it; the message starts with the option as it is typed.
     """
     return check_values(_RecipeValues, {key: value}, _typed_error)[key]
-
-
-def _check_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    given = {key: value for key, value in overrides.items() if value is not None}
-    sampling = given.pop("sampling", {}) | {key: given.pop(key) for key in SAMPLING_KEYS if key in given}
-    return check_values(_RecipeValues, given | ({"sampling": sampling} if sampling else {}), _typed_error)
 
 
 def _typed_error(place: Place, message: str) -> ConfigError:
@@ -137,7 +127,7 @@ def _typed_error(place: Place, message: str) -> ConfigError:
 def _layer(values: Mapping[str, Any], origin: Callable[[str], str]) -> _Layer:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= {f"{key}.{name}": each for name, each in value.items()} if key in _BY_NAME else {key: value}
+        flat |= {f"{key}.{name}": inner for name, inner in value.items()} if key in _BY_NAME else {key: value}
     return {key: (value, origin(key)) for key, value in flat.items()}
 
 
@@ -147,14 +137,12 @@ def _without_budgets(layer: _Layer) -> _Layer:
 
 
 def _check_thinking(entry: ModelEntry, think: bool, where: str) -> None:
-    if entry.thinking.mode != ("never" if think else "always"):
-        return
-    does, option, other = "always thinks", "--no-think", "think: true (--think)"
-    if think:
-        does, option, other = "does not think", "--think", "think: false (--no-think)"
-    if where == COMMAND_LINE:
-        raise ConfigError(f"{option}: {entry.name} {does}; leave it out")
-    raise ConfigError(f"{where}: think: {entry.name} {does}; leave it out or say {other}")
+    if entry.thinking.mode == ("never" if think else "always"):
+        does, other = ("does not think", "false (--no-think)") if think else ("always thinks", "true (--think)")
+        place, advice = f"{where}: think", f" or say think: {other}"
+        if where == COMMAND_LINE:
+            place, advice = "--think" if think else "--no-think", ""
+        raise ConfigError(f"{place}: {entry.name} {does}; leave it out{advice}")
 
 
 def _check_tasks(document: Document, known: Collection[str]) -> None:

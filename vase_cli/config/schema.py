@@ -30,9 +30,7 @@ class SamplingParams:
 
     temperature: types.Temperature = Field(default=0.0, description="0 is greedy.")
     top_k: types.TopK = Field(default=0, description="Most likely tokens that stay; 0 switches it off.")
-    top_p: types.TopP = Field(
-        default=1.0, description="Probability that the likeliest tokens reach; 1 switches it off."
-    )
+    top_p: types.TopP = Field(default=1.0, description="Share of probability that stays; 1 switches it off.")
     min_p: types.MinP = Field(default=0.0, description="Least share of the best probability; 0 switches it off.")
 
 
@@ -113,9 +111,7 @@ class Recipe:
     model: types.Text = Field(description="Zoo name, hub id or folder.")
     method: types.Method = Field(default="vase-attnv", description="Eviction method.")
     method_options: Mapping[str, types.Option] = Field(default_factory=dict, description="Options of the method.")
-    budget: types.Budget | None = Field(
-        default=None, description="Tokens per KV head; 4x: a quarter of the full cache."
-    )
+    budget: types.Budget | None = Field(default=None, description="Tokens per KV head; 4x: a quarter of all.")
     budgets: Mapping[str, types.Budget] = Field(default_factory=dict, description="Budgets of single tasks.")
     dense_tokens: types.Lengths = Field(default_factory=dict, description="Mean tokens of the full cache, per task.")
     window: types.Tokens = Field(default=64, description="Tokens between cuts; the last so many always stay.")
@@ -143,7 +139,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """A recipe file, checked but not resolved: ``values`` by key, ``origins`` by dotted key; or none, and so empty."""
+    """A recipe file, checked but not resolved: ``values`` by key, ``origins`` by dotted key; empty without a file."""
 
     name: str
     path: Path | None = None

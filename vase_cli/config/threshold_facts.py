@@ -25,17 +25,16 @@ from vase_cli.runs.files import write_atomically
 
 FORMAT = 1
 SUFFIX = ".thresholds.yaml"
-_RULES = {
+_RULES = {  # what the amount of a rule is, what it is less than, and an example
     "quantile": ("a share between 0 and 1", 1.0, "quantile:0.95"),
     "mad": ("a number above 0", math.inf, "mad:6"),
     "share": ("a share between 0 and 1", 1.0, "share:0.25"),
 }
-"""What the amount of a rule is, what it is less than, and an example."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FitRule:
-    """How a threshold is found from a head's ranges.
+    """A head's threshold by its ranges.
 
     ``kind`` "quantile": the range that the share ``amount`` of the tokens does not exceed; "share": the one that it
     exceeds; "mad": the median plus ``amount`` median absolute deviations.
@@ -48,41 +47,40 @@ class FitRule:
         return f"{self.kind}:{self.amount:g}"
 
 
-def parse_rule(written: str) -> FitRule:
-    """``quantile:Q``, ``mad:K`` or ``share:S``.
+def parse_rule(text: str) -> FitRule:
+    """Parse ``quantile:Q``, ``mad:K`` or ``share:S``.
 
     Raises:
         ConfigError: another rule, or an amount out of range.
     """
-    kind, colon, after = written.partition(":")
+    kind, colon, after = text.partition(":")
     if kind not in _RULES or not colon:
-        raise ConfigError(f"rule '{written}': write quantile:0.95, mad:6 or share:0.25")
+        raise ConfigError(f"rule '{text}': write quantile:0.95, mad:6 or share:0.25")
     takes, limit, example = _RULES[kind]
     amount = math.nan
     with contextlib.suppress(ValueError):
         amount = float(after)
     if not 0 < amount < limit:
-        raise ConfigError(f"rule '{written}': {kind} takes {takes}, such as {example}")
+        raise ConfigError(f"rule '{text}': {kind} takes {takes}, such as {example}")
     return FitRule(kind, amount)
 
 
-def _rule(written: str) -> str:
+def _rule(text: str) -> str:
     try:
-        return str(parse_rule(written))
+        return str(parse_rule(text))
     except ConfigError as error:
         raise ValueError(str(error)) from None
 
 
 # Empty until the numbers are written.
 _FileName = Annotated[str, Field(pattern=r"^[^/\\]*$"), kind("text", "the name of a file beside this one")]
-_Digest = Annotated[
-    str, Field(pattern="^([0-9a-f]{16})?$"), kind("text", "16 hexadecimal digits; calibrate the model again")
-]
+_HEX = Field(pattern="^([0-9a-f]{16})?$")
+_Digest = Annotated[str, _HEX, kind("text", "16 hexadecimal digits; calibrate the model again")]
 
 
 @record
 class ThresholdFacts:
-    """What thresholds were made from."""
+    """Origin of thresholds."""
 
     numbers: _FileName = Field(description="File of the numbers, beside this one.")
     digest: _Digest = Field(description="Digest of that file.")
@@ -100,7 +98,7 @@ class ThresholdFacts:
     lines: dict[str, int] = Field(default_factory=dict, description="Line of each key of the file.")
 
     def shown(self) -> dict[str, Any]:
-        """The facts by key, without what was not said."""
+        """The facts by key, less those that are None."""
         return {key: value for key, value in vars(self).items() if key != "lines" and value is not None}
 
 
@@ -119,13 +117,13 @@ def read_facts(path: Path) -> ThresholdFacts:
     values = {"revision": None, "weights": None} | check_values(_FileValues, document.values, document.error)
     if missing := [key for key in _FileValues.model_fields if key not in values]:
         raise document.error((), f"{missing[0]} is missing; calibrate the model again")
-    if (found := values.pop("format")) != FORMAT:
-        raise document.error(("format",), f"is {found}; this version of vase reads format {FORMAT}")
+    if (version := values.pop("format")) != FORMAT:
+        raise document.error(("format",), f"is {version}; this version of vase reads format {FORMAT}")
     return ThresholdFacts(**values, lines=document.key_lines())
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of some thresholds: the facts, and the numbers that they name.
+    """The files of thresholds: the facts, and the numbers that they name.
 
     Raises:
         ConfigError: the facts break a rule, or the numbers are not there.
@@ -144,7 +142,7 @@ def facts_text(facts: ThresholdFacts) -> str:
 
 
 def entry_to_write(entry: ModelEntry, folder: Path, *, built_in: bool) -> tuple[Path, ModelEntry]:
-    """The zoo file that will name a model's thresholds, and what it says so far.
+    """The zoo file that will name a model's thresholds, and its entry so far.
 
     The user's own entry is changed in place; a model that has none, or a built-in one, gets one in ``folder``.
 
@@ -154,15 +152,15 @@ def entry_to_write(entry: ModelEntry, folder: Path, *, built_in: bool) -> tuple[
     if entry.source is not None and not built_in:
         return entry.source, entry
     name = entry.name.replace("/", "--")
-    found = [path for path in (folder / f"{name}.yaml", folder / name / "entry.yaml") if path.exists()]
-    if not found:
-        return folder / f"{name}.yaml", entry
-    there = load_entry(found[0], name)
+    single, in_folder = folder / f"{name}.yaml", folder / name / "entry.yaml"
+    path = in_folder if in_folder.exists() and not single.exists() else single
+    if not path.exists():
+        return path, entry
+    there = load_entry(path, name)
     if _weights_of(there) != _weights_of(entry):
-        raise ConfigError(
-            f"{found[0]}: the entry of another model of this name; rename it, or name another folder with --zoo"
-        )
-    return found[0], there
+        hint = "rename it, or name another folder with --zoo"
+        raise ConfigError(f"{path}: the entry of another model of this name; {hint}")
+    return path, there
 
 
 def _weights_of(entry: ModelEntry) -> tuple[str | None, Path | None]:
@@ -170,9 +168,9 @@ def _weights_of(entry: ModelEntry) -> tuple[str | None, Path | None]:
 
 
 def entry_text(entry: ModelEntry, path: Path, thresholds: str, dense_tokens: tuple[str, float]) -> str:
-    """The zoo file for ``path`` with all that the model's own says, and the ``thresholds`` file, relative to it.
+    """The zoo file for ``path``: the lines of the model's own, and the ``thresholds`` file, relative to ``path``.
 
-    ``dense_tokens`` is a task and the mean tokens of its texts with the full cache, written where the task has none.
+    ``dense_tokens`` is a task and the mean tokens of its texts with the full cache, for an entry without such a mean.
     """
     task, length = dense_tokens
     anew: dict[str, str] = {}
@@ -189,16 +187,16 @@ def entry_text(entry: ModelEntry, path: Path, thresholds: str, dense_tokens: tup
     return "\n".join([*kept, *(f"{key}: {value}" for key, value in anew.items())]) + "\n"
 
 
-def write_entry(path: Path, written: str) -> None:
-    """Write a zoo file in one step, once it is known to load.
+def write_entry(path: Path, text: str) -> None:
+    """Write a zoo file in one step, after a trial load.
 
     Raises:
-        ConfigError: it would not, or it cannot be written.
+        ConfigError: it does not load, or cannot be written.
     """
     trial = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(trial, written.encode(), durable=False)
+        write_atomically(trial, text.encode(), durable=False)
         load_entry(trial, path.stem)
         trial.replace(path)
     except OSError as error:
@@ -209,7 +207,7 @@ def write_entry(path: Path, written: str) -> None:
 
 
 def _lines_without(document: Document, dropped: Collection[str]) -> list[str]:
-    """A zoo file's lines less those of some keys; comments stay."""
+    """The lines of a zoo file less those of the ``dropped`` keys; comments stay."""
     lines = document.path.read_text(encoding="utf-8").splitlines()
     starts = sorted((document.lines[key,] - 1, key) for key in document.values)
     for (start, key), (end, _) in reversed([*zip(starts, [*starts[1:], (len(lines), "")], strict=True)]):

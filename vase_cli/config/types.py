@@ -1,4 +1,4 @@
-"""Types of the schema's values, and the one place that makes messages of what pydantic refuses.
+"""Types of the schema's values, and the messages for values that pydantic refuses.
 
 A value comes from a file, from the command line or from Python. An unquoted scalar of a file
 (:class:`~vase_cli.config.yaml.Plain`) is read as its type wants it; else only a whole number becomes a float, a list a
@@ -22,6 +22,7 @@ T = TypeVar("T")
 HUB_ID = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
 _STRICT_KEYS = pydantic.ConfigDict(extra="forbid")
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+_BOUNDS = {"greater_than_equal": ", at least {ge}", "less_than_equal": ", at most {le}", "greater_than": " above {gt}"}
 _NOT_A_LIST = "must be a list with something in it; write [first, second]"
 
 
@@ -43,7 +44,7 @@ def record(cls: type[T]) -> type[T]:
 
 
 def partial(of: type, *without: str, **changes: Any) -> type[BaseModel]:
-    """A model for a mapping with any of a record's fields: what a file or the command line may say of it."""
+    """A model for a mapping with any of a record's fields, as a file or the command line has them."""
     hints = {**get_type_hints(of, include_extras=True), **changes}
     fields: dict[str, Any] = {name: (hint, None) for name, hint in hints.items() if name not in without}
     return pydantic.create_model(of.__name__, __config__=_STRICT_KEYS, **fields)
@@ -52,24 +53,24 @@ def partial(of: type, *without: str, **changes: Any) -> type[BaseModel]:
 def check_values(
     model: type[BaseModel], values: Mapping[str, Any], error: Callable[[Place, str], ConfigError]
 ) -> dict[str, Any]:
-    """The values of a :func:`partial` model that are given, as its types have them.
+    """Convert ``values`` to the types of a :func:`partial` model.
 
     Raises:
         ConfigError: from ``error``, which makes it of the place and the message of a value that is refused.
     """
     try:
-        return _given(model.model_validate(values))
+        return _set_values(model.model_validate(values))
     except ValidationError as refusal:
         raise error(*_explain(refusal, model)) from None
 
 
-def _given(values: BaseModel) -> dict[str, Any]:
-    given = ((name, value) for name, value in values if name in values.model_fields_set)
-    return {name: _given(value) if isinstance(value, BaseModel) else value for name, value in given}
+def _set_values(values: BaseModel) -> dict[str, Any]:
+    present = ((name, value) for name, value in values if name in values.model_fields_set)
+    return {name: _set_values(value) if isinstance(value, BaseModel) else value for name, value in present}
 
 
 def _explain(refusal: ValidationError, model: Any) -> tuple[Place, str]:
-    """Place and message of the first refusal; of an unknown key if there is one, for it explains the others."""
+    """Place and message of the first refusal, or of an unknown key, which explains the others."""
     errors = refusal.errors(include_url=False)
     error = next((error for error in errors if error["type"] in _UNKNOWN_KEY), errors[0])
     place = error["loc"]
@@ -77,7 +78,7 @@ def _explain(refusal: ValidationError, model: Any) -> tuple[Place, str]:
         return place[:-1], f"unknown key; {did_you_mean(error['input'], _choices(error))}"
     for key in place[:-1]:
         hint = get_type_hints(model).get(str(key))
-        model = next((each for each in (hint, *get_args(hint)) if hasattr(each, "__pydantic_fields__")), model)
+        model = next((kind for kind in (hint, *get_args(hint)) if hasattr(kind, "__pydantic_fields__")), model)
     if error["type"] in _UNKNOWN_KEY:
         return place, f"unknown key; {did_you_mean(str(place[-1]), model.__pydantic_fields__)}"
     if error["type"] == "missing":
@@ -110,12 +111,8 @@ def _message(error: Any, kind: str = "text", outside: str = "") -> str:
             return f"{float(value)} is not {outside}{hint}"
         case "string_pattern_mismatch":
             return f"'{value}' is not {outside}"
-        case "greater_than_equal":
-            return f"must be {kind}, at least {context['ge']}, not {value}"
-        case "less_than_equal":
-            return f"must be {kind}, at most {context['le']}, not {value}"
-        case "greater_than":
-            return f"must be {kind} above {context['gt']}, not {value}"
+        case "greater_than_equal" | "less_than_equal" | "greater_than" as bound:
+            return f"must be {kind}{_BOUNDS[bound].format(**context)}, not {value}"
     return _collection(value) or must_be(kind, value)
 
 
@@ -132,7 +129,7 @@ def _scalar(value: Any) -> Any:
 
 
 def kind(noun: str, outside: str = "") -> WrapValidator:
-    """Read an unquoted scalar, and say of a refused value that it must be a ``noun``, or what it is ``outside`` of."""
+    """Read an unquoted scalar; a refused value must be a ``noun``, or is ``outside`` a range or a pattern."""
 
     def check(value: Any, handler: Callable[[Any], Any]) -> Any:
         try:
@@ -144,7 +141,7 @@ def kind(noun: str, outside: str = "") -> WrapValidator:
 
 
 def _registered(group: str, *more: str) -> AfterValidator:
-    """A registered name; looked up when asked, so that other packages' plug-ins count."""
+    """Refuse a name that is not registered; looked up late, so that other packages' plug-ins count."""
 
     def check(name: str) -> str:
         if name not in (known := [*plugins.names(group), *more]):
@@ -155,7 +152,7 @@ def _registered(group: str, *more: str) -> AfterValidator:
 
 
 def needs(key: str, hint: str) -> BeforeValidator:
-    """A mapping of a file that has a ``key``, which Python may leave to its default."""
+    """Refuse a mapping of a file without ``key``, which Python may leave to its default."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and key not in value:
@@ -166,7 +163,7 @@ def needs(key: str, hint: str) -> BeforeValidator:
 
 
 def _text(value: Any) -> Any:
-    """Text as it was written, less the blanks around it; not empty. ``1e10`` is text here, not a number."""
+    """Text less the blanks around it; not empty. ``1e10`` is text here, not a number."""
     if not isinstance(value, str):
         return _scalar(value)
     if not value.strip():
@@ -209,10 +206,7 @@ Slots = Annotated[int | str, PlainValidator(_slots)]
 Option = Annotated[bool | int | float | str, BeforeValidator(_scalar)]
 Method = Annotated[str, _STRICT, _registered("eviction")]
 Attention = Annotated[str, _STRICT, _registered("attention", "auto")]
-Device = Annotated[
-    str,
-    Field(strict=True, pattern="^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$"),
-    kind("text", "a device; write auto, cpu, cuda, cuda:0 or mps"),
-]
-HubId = Annotated[str, Field(strict=True, pattern=HUB_ID), kind("text", "a hub id; write organisation/name")]
+_DEVICE, _HUB_ID = (Field(strict=True, pattern=text) for text in ("^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$", HUB_ID))
+Device = Annotated[str, _DEVICE, kind("text", "a device; write auto, cpu, cuda, cuda:0 or mps")]
+HubId = Annotated[str, _HUB_ID, kind("text", "a hub id; write organisation/name")]
 DType = Literal["auto", "bfloat16", "float16", "float32"]

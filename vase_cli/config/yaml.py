@@ -18,11 +18,8 @@ from yaml.constructor import ConstructorError
 from vase_cli.errors import ConfigError, decode_text, did_you_mean
 
 Scalar: TypeAlias = int | float | bool | str
-Place: TypeAlias = tuple[str | int, ...]
-"""The keys, and for an item of a list its index, that lead to a value."""
-
-COMMAND_LINE = "command line"
-"""Where a value comes from that was typed, among the origins of a recipe."""
+Place: TypeAlias = tuple[str | int, ...]  # the keys, and for an item of a list its index, that lead to a value
+COMMAND_LINE = "command line"  # an origin of a recipe's values
 
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
@@ -50,12 +47,12 @@ class Document:
         return ConfigError(f"{self.path}:{self.lines[near]}: {_named(place, message)}")
 
     def key_lines(self) -> dict[str, int]:
-        """The line of each key, nested ones with a dot between their names."""
+        """The line of each key, by dotted key."""
         return {dotted(place): line for place, line in self.lines.items() if place and isinstance(place[-1], str)}
 
 
 def dotted(place: Place) -> str:
-    """A place by the names of its keys: "sampling.top_p"."""
+    """A place by its keys: "sampling.top_p"."""
     return ".".join(part for part in place if isinstance(part, str))
 
 
@@ -64,7 +61,7 @@ def _named(place: Place, message: str) -> str:
 
 
 def read_document(path: Path) -> Document:
-    """The mapping that is the whole of a YAML file, its scalars not converted yet.
+    """The mapping that is the whole of a YAML file, its scalars not converted.
 
     Anchors, tags, merge keys, several documents, duplicate keys and empty values are refused.
 
@@ -97,7 +94,7 @@ def read_document(path: Path) -> Document:
 
 
 class _Loader(yaml.BaseLoader):
-    """Composes nodes without resolving tags, and stops at the first thing that is not used here."""
+    """Compose nodes without resolving tags, up to the first that is not used here."""
 
     depth = 0
 
@@ -122,7 +119,7 @@ class _Loader(yaml.BaseLoader):
 
 
 def _build(node: yaml.Node, place: Place, lines: dict[Place, int]) -> Any:
-    """The value of a node; the lines of what is in it are added to ``lines``."""
+    """The value of a node; adds the lines of its keys and items to ``lines``."""
     if isinstance(node, yaml.ScalarNode):
         if node.style is None and node.value in _EMPTY:
             problem = _named(place, "has no value; write one, or leave the line out for the default")
