@@ -1,6 +1,6 @@
-"""Which device a model runs on, and how much memory the system and this process have.
+"""The device that a model runs on, and the memory of the system and of this process.
 
-Torch and psutil wait until one of them is asked.
+Torch and psutil wait until a function needs them.
 """
 
 import contextlib

@@ -47,7 +47,7 @@ class RunError(VaseError):
 
 @contextlib.contextmanager
 def quiet_hub_client() -> Iterator[None]:
-    """Silence the hub client's warnings on every retry of a connection that is down: our one line says it once."""
+    """Silence the hub client's warnings on every retry of a connection that is down: our own message says it once."""
     log = logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -66,11 +66,11 @@ def first_line(error: BaseException) -> str:
 
 
 def file_error(action: str, path: Path, error: OSError, kind: type[VaseError]) -> VaseError:
-    """The one line for a file that cannot be used; a full disk ends a run, wherever it is met."""
+    """The error for a file that cannot be used, of ``kind``; a full disk ends a run, wherever it is met."""
+    reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        full = "the disk is full; free some space and run again, finished samples are kept"
-        return RunError(f"cannot {action} {path}: {full}")
-    return kind(f"cannot {action} {path}: {error.strerror or error}")
+        kind, reason = RunError, "the disk is full; free some space and run again, finished samples are kept"
+    return kind(f"cannot {action} {path}: {reason}")
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:

@@ -1,9 +1,8 @@
 """Methods, tasks, graders and attention backends by name.
 
-A plug-in is one file: its name, with ``-`` for ``_``, is its registered name, found without importing
-it. Each module defines one constant, named after its group (``METHOD``, ``TASK``, ``GRADER``,
-``BACKEND``). Other packages add theirs through the entry-point groups ``vase.eviction``,
-``vase.tasks``, ``vase.graders`` and ``vase.attention``, whose values name the same kind of object.
+A plug-in is one file, whose name (with ``-`` for ``_`` in a method's) is the registered name, and which defines one
+constant: ``METHOD``, ``TASK``, ``GRADER`` or ``BACKEND``. Other packages add theirs through the entry-point groups
+``vase.eviction``, ``vase.tasks``, ``vase.graders`` and ``vase.attention``, whose values name the same kind of object.
 """
 
 import ast
@@ -45,10 +44,8 @@ def load(group: str, name: str) -> Any:
 def summary(group: str, name: str) -> str:
     """First docstring line of the class under ``name``; a built-in's is read from its source, without importing it."""
     module = _built_in(group).get(name)
-    text = _docstring_in_source(module, _GROUPS[group][1]) if module is not None else None
-    if text is None:
-        text = inspect.cleandoc(load(group, name).__doc__ or "")
-    return text.partition("\n")[0]
+    text = _docstring_in_source(module, _GROUPS[group][1]) if module else None
+    return (inspect.cleandoc(load(group, name).__doc__ or "") if text is None else text).partition("\n")[0]
 
 
 def _docstring_in_source(module: str, constant: str) -> str | None:
@@ -69,9 +66,9 @@ def _docstring_in_source(module: str, constant: str) -> str | None:
 def _built_in(group: str) -> dict[str, str]:
     package = importlib.import_module(f"vase_cli.{group}")
     modules = (module.name for module in pkgutil.iter_modules(package.__path__))
-    files = [name for name in modules if name != "base" and not name.startswith("_")]
-    names = [file.replace("_", "-") if group == "eviction" else file for file in files]
-    return {name: f"{package.__name__}.{file}" for name, file in zip(names, files, strict=True)}
+    files = (name for name in modules if name != "base" and not name.startswith("_"))
+    dash = "-" if group == "eviction" else "_"
+    return {file.replace("_", dash): f"{package.__name__}.{file}" for file in files}
 
 
 def _third_party(group: str) -> dict[str, EntryPoint]:

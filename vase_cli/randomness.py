@@ -32,15 +32,14 @@ def stream_key(seed: int, problem_id: str, sample: int, stream: Stream) -> int:
 
 
 def uniform(key: Tensor, *counters: Tensor | int) -> Tensor:
-    """Uniform numbers in (0, 1), one for each combination of key and counters.
+    """Uniform numbers in (0, 1), one for each combination of key and counters: float32 of their broadcast shape.
+
+    Small values keep their full relative precision (32 random bits), and 1.0 never occurs, so both ``log(u)`` and
+    ``log1p(-u)`` are finite.
 
     Args:
         key: int64, any shape: one key for each sequence, see :func:`stream_key`.
         counters: int64 tensors (or ints) that broadcast against ``key``; their order matters.
-
-    Returns:
-        float32 of the broadcast shape. Small values keep their full relative precision (32 random bits),
-        and 1.0 never occurs, so both ``log(u)`` and ``log1p(-u)`` are finite.
     """
     bits = (hashed(key, *counters) >> 32) & 0xFFFFFFFF
     return ((bits * 2 + 1).to(torch.float32) * 2.0**-33).clamp_(max=_LARGEST_BELOW_ONE)
@@ -55,10 +54,7 @@ def hashed(key: Tensor, *counters: Tensor | int) -> Tensor:
 
 
 def gumbel(uniforms: Tensor) -> Tensor:
-    """Standard Gumbel noise from uniform numbers, precise in the upper tail, which decides a maximum.
-
-    ``-log(-log(1 - u))``: a large value comes from a small ``u``, where ``uniform`` is finest.
-    """
+    """Standard Gumbel noise, ``-log(-log(1 - u))``, precise in the upper tail (small u), which decides a maximum."""
     return -torch.log(-torch.log1p(-uniforms))
 
 
@@ -88,8 +84,7 @@ class SequenceNoise:
     """
 
     def __init__(self, keys: Tensor, layers: Tensor) -> None:
-        self._keys = keys
-        self._layers = layers
+        self._keys, self._layers = keys, layers
 
     def gumbel(self, *counters: Tensor | int) -> Tensor:
         """Standard Gumbel noise, float32, of the counters' broadcast shape with N first."""
@@ -98,9 +93,7 @@ class SequenceNoise:
     def normal_numbers(self, count: int, text_tokens: Tensor | None) -> Tensor:
         """The first ``count`` standard normal numbers of each item, (N, count) float32.
 
-        Args:
-            count: how many.
-            text_tokens: (N,) int64 for numbers of this cut; None for numbers that stay the same for the sequence.
+        ``text_tokens``, (N,) int64, gives each cut numbers of its own; with None a sequence keeps its numbers.
         """
         if kernels.usable(self._keys):
             from vase_cli.kernels.token_scores import sequence_uniforms
@@ -112,14 +105,12 @@ class SequenceNoise:
     def token_gumbel(
         self, text_tokens: Tensor, positions: Tensor, rows: Tensor, candidates: int, weights: Tensor | None = None
     ) -> Tensor:
-        """``gumbel(text_tokens, head, position)`` of each head's first ``candidates`` tokens, (N, H, C) float32.
+        """``gumbel(text_tokens, head, position)`` of each head's first C = ``candidates`` tokens, (N, H, C) float32.
 
         Args:
-            text_tokens: (N,) int64.
+            text_tokens, rows: (N,) int64; the items' rows of R.
             positions: (R, H, S) int32, in text order.
-            rows: (N,) int64, which of R the items are.
-            candidates: C.
-            weights: (N, H, C) float32, not negative, whose logarithms are added; None for none.
+            weights: (N, H, C) float32, not negative: adds their logarithms; None for none.
         """
         if kernels.usable(positions):
             from vase_cli.kernels.token_scores import token_gumbel

@@ -10,12 +10,7 @@ from vase_cli.errors import DataError, file_error
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The content of a safetensors file.
-
-    Args:
-        tensors: by name, of any device.
-        metadata: words that travel in the file's header.
-    """
+    """The content of a safetensors file: tensors of any device by name, and words for its header."""
     from safetensors.torch import save
 
     return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(metadata or {}))
@@ -50,9 +45,9 @@ def require_tensor(
     """
     if name not in tensors:
         raise DataError(f"{path}: it holds no '{name}'; restore it")
-    found = tensors[name]
-    if tuple(found.shape) != tuple(shape) or found.dtype != dtype:
-        stored = f"{tuple(found.shape)} {str(found.dtype).removeprefix('torch.')}"
+    tensor = tensors[name]
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
+        stored = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
         wanted = f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
         raise DataError(f"{path}: '{name}' is {stored}, not {wanted}; restore it")
-    return found
+    return tensor

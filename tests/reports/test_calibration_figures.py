@@ -107,7 +107,7 @@ def test_a_cell_without_a_value_says_so():
         (5e6, ["1", "10", "100", "1,000", "10,000", "1e5", "1e6", "5e6"]),
     ],
 )
-def test_the_scale_of_colours_names_its_ends_and_what_lies_between(top: float, ticks: list[str]):
+def test_the_scale_of_colors_names_its_ends_and_what_lies_between(top: float, ticks: list[str]):
     made = calibration()
     made.numbers["max.rest"][0][-1][-1] = top * median_range(2, 1)
     picture = pictures(made)["tail-weight"]
@@ -120,7 +120,7 @@ def test_the_scale_of_colours_names_its_ends_and_what_lies_between(top: float, t
     assert steps == [0, 0, HEAT_STEPS // 2, HEAT_STEPS - 1, HEAT_STEPS - 1]
 
 
-def test_a_cell_and_a_mark_of_one_ratio_have_one_colour():
+def test_a_cell_and_a_mark_of_one_ratio_have_one_color():
     made = calibration(12, 1)
     for layer in range(12):
         made.numbers["max.rest"][0][layer][0] = (1.1 + 0.8 * layer) * median_range(layer, 0)
@@ -255,7 +255,7 @@ def test_equal_and_missing_numbers_are_drawn(value: float):
         check_texts(picture)
 
 
-def test_only_colours_of_the_palette_are_drawn():
+def test_only_colors_of_the_palette_are_drawn():
     known = {light for light, _ in palette().values()}
     for picture in pictures(calibration()).values():
         assert set(re.findall("#[0-9a-f]{6}", picture.save("svg").decode())) <= known

@@ -11,11 +11,11 @@ import matplotlib
 import pytest
 
 from vase_cli.reports.figures import (
-    COLOURS,
+    COLORS,
     HEAT_STEPS,
     Picture,
     drawable,
-    heat_colours,
+    heat_colors,
     heat_ink,
     log_scale,
     palette,
@@ -31,16 +31,16 @@ def picture() -> Iterator[Picture]:
         made = Picture(300, 200, 'what "it" shows <b>')
         axes = made.figure.subplots()
         axes.set_title(drawable(HOSTILE))
-        axes.plot([1, 2, 3], color=COLOURS["blue"][0], label="line")
-        dots = axes.scatter([0, 1, 2], [3, 2, 1], color=COLOURS["orange"][0], label="dots")
-        made.hint(axes.pcolormesh([[0.5, 1.5], [2.5, 3.5]], cmap=heat_colours(), edgecolors="none"), list("abcd"))
+        axes.plot([1, 2, 3], color=COLORS["blue"][0], label="line")
+        dots = axes.scatter([0, 1, 2], [3, 2, 1], color=COLORS["orange"][0], label="dots")
+        made.hint(axes.pcolormesh([[0.5, 1.5], [2.5, 3.5]], cmap=heat_colors(), edgecolors="none"), list("abcd"))
         made.hint(dots, ["first", "second <&>", "third"])
         made.legend(axes)
         yield made
 
 
-def luminance(colour: str) -> float:
-    parts = [value / 255 for value in bytes.fromhex(colour[1:])]
+def luminance(color: str) -> float:
+    parts = [value / 255 for value in bytes.fromhex(color[1:])]
     linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -61,9 +61,9 @@ def test_text_and_lines_have_contrast_on_their_ground(dark: bool):
         assert contrast(heat_ink(step), f"heat-{step}") > 3.8, step
 
 
-def test_a_colour_can_be_told_by_its_light_form():
+def test_a_color_can_be_told_by_its_light_form():
     light = [pair[0] for pair in palette().values()]
-    assert len(set(light)) == len(light) == len(COLOURS) + HEAT_STEPS
+    assert len(set(light)) == len(light) == len(COLORS) + HEAT_STEPS
 
 
 def test_the_forms_of_a_file(picture: Picture):
@@ -127,7 +127,7 @@ def test_in_a_page_every_id_is_its_own_and_every_reference_is_met(picture: Pictu
     assert not [element.tag for element in root.iter() if element.tag in ("style", "metadata", "image")]
 
 
-def test_in_a_page_every_colour_is_a_variable(picture: Picture):
+def test_in_a_page_every_color_is_a_variable(picture: Picture):
     text = picture.inline("one")
     styles = re.findall('style="([^"]*)"', text)
     assert not [each for each in styles if re.search("#[0-9a-f]{3}|rgb|font-family", each)]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class LogSums(NamedTuple):
-    """Where a decode step leaves the log sum of each query's softmax, which a later cut would else compute again."""
+    """Place for the log sum of each query's softmax, which a cut after the decode step would else compute again."""
 
     out: Tensor  # (B, W, Hq) float32; log2 of the sum of exp(score) goes to text position modulo W
     candidates: int  # C, the first storage slots, which the sum is over
@@ -22,29 +22,21 @@ class AttentionBackend(Protocol):
 
     name: str
     leaves_log_sums: bool
-    """Whether ``decode`` takes ``log_sums``; others are never given any."""
+    """True if ``decode`` takes ``log_sums``; the engine passes none to others."""
 
     def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-        """Why this backend cannot serve such a model, and what to do; None if it can."""
-        ...
+        """The reason why this backend cannot serve such a model, and what to do; None if it can."""
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """Causal attention of one prompt: rotated queries (T, Hq, D) and keys (T, H, D), values (T, H, D).
 
         ``scale`` is the factor on q·k. Returns (T, Hq, D).
         """
-        ...
 
     def decode(
-        self,
-        queries: Tensor,
-        cached_keys: Tensor,
-        cached_values: Tensor,
-        held: Tensor,
-        longest: int | None,
-        scale: float,
-        log_sums: LogSums | None = None,
-    ) -> Tensor:
+        self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, held: Tensor, longest: int | None,
+        scale: float, log_sums: LogSums | None = None,
+    ) -> Tensor:  # fmt: skip
         """Attend with one query of each row to all the row holds, the new token included.
 
         Args:
@@ -55,7 +47,5 @@ class AttentionBackend(Protocol):
             scale: factor on q·k.
             log_sums: where to leave the log sums of the queries; None leaves none.
 
-        Returns:
-            (B, Hq, D); zeros in idle rows.
+        Returns (B, Hq, D); zeros in idle rows.
         """
-        ...

@@ -1,7 +1,4 @@
-"""FlashAttention-2 (arXiv 2307.08691), on CUDA devices in bf16 and fp16.
-
-Shapes as in ``base``.
-"""
+"""FlashAttention-2 (arXiv 2307.08691), on CUDA devices in bf16 and fp16; shapes as in ``base``."""
 
 import torch
 from torch import Tensor
@@ -44,15 +41,9 @@ class FlashAttention2:
         return out
 
     def decode(
-        self,
-        queries: Tensor,
-        cached_keys: Tensor,
-        cached_values: Tensor,
-        held: Tensor,
-        longest: int | None,
-        scale: float,
-        log_sums: LogSums | None = None,
-    ) -> Tensor:
+        self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, held: Tensor, longest: int | None,
+        scale: float, log_sums: LogSums | None = None,
+    ) -> Tensor:  # fmt: skip
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         from flash_attn import flash_attn_with_kvcache
 

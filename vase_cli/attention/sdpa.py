@@ -1,7 +1,4 @@
-"""PyTorch's scaled dot product attention, on the CPU and the GPU.
-
-Shapes as in ``base``; G = Hq // H query heads per KV head.
-"""
+"""PyTorch's scaled dot product attention, on the CPU and the GPU; shapes as in ``base``, G = Hq // H."""
 
 import torch
 from torch import Tensor
@@ -26,34 +23,22 @@ class SDPA:
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """Causal attention of one prompt; see :meth:`AttentionBackend.prefill`."""
-        out = scaled_dot_product_attention(
-            queries.transpose(0, 1)[None],
-            keys.transpose(0, 1)[None],
-            values.transpose(0, 1)[None],
-            is_causal=True,
-            scale=scale,
-            enable_gqa=queries.shape[1] != keys.shape[1],
-        )
+        grouped = queries.shape[1] != keys.shape[1]
+        queries, keys, values = (states.transpose(0, 1)[None] for states in (queries, keys, values))
+        out = scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped)
         return out[0].transpose(0, 1)
 
     def decode(
-        self,
-        queries: Tensor,
-        cached_keys: Tensor,
-        cached_values: Tensor,
-        held: Tensor,
-        longest: int | None,
-        scale: float,
-        log_sums: LogSums | None = None,
-    ) -> Tensor:
+        self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, held: Tensor, longest: int | None,
+        scale: float, log_sums: LogSums | None = None,
+    ) -> Tensor:  # fmt: skip
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         rows, query_heads, head_dim = queries.shape
-        slots, heads = cached_keys.shape[1:3]
+        span, heads = cached_keys.shape[1:3]
         # A query of one token: the G heads of a group stand where the query length would.
         grouped = queries.view(rows, heads, query_heads // heads, head_dim)
-        span = slots
         if longest is not None and queries.device.type == "cpu":
-            span = min(slots, max(1, -(-longest // _CPU_BLOCK)) * _CPU_BLOCK)
+            span = min(span, max(1, -(-longest // _CPU_BLOCK)) * _CPU_BLOCK)
         out = _masked(grouped, cached_keys[:, :span], cached_values[:, :span], held, scale)
         return out.reshape(rows, query_heads, head_dim)
 
@@ -63,9 +48,8 @@ def _masked(queries: Tensor, keys: Tensor, values: Tensor, held: Tensor, scale: 
     slots = torch.arange(keys.shape[1], device=keys.device, dtype=held.dtype)
     # A row that holds nothing sees its first slot: without any, its softmax would not be finite.
     mask = (slots < held.clamp(min=1)[:, None])[:, None, None]
-    out = scaled_dot_product_attention(
-        queries, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=scale
-    )
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    out = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
     return out.masked_fill((held == 0)[:, None, None, None], 0.0)
 
 

@@ -1,7 +1,4 @@
-"""Decoding with the package's own split attention kernel, on CUDA devices with Triton, in any dtype.
-
-Shapes as in ``base``.
-"""
+"""Decoding with the package's own split attention kernel, on CUDA devices with Triton; shapes as in ``base``."""
 
 import torch
 from torch import Tensor
@@ -32,15 +29,9 @@ class TritonAttention(SDPA):
         return None
 
     def decode(
-        self,
-        queries: Tensor,
-        cached_keys: Tensor,
-        cached_values: Tensor,
-        held: Tensor,
-        longest: int | None,
-        scale: float,
-        log_sums: LogSums | None = None,
-    ) -> Tensor:
+        self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, held: Tensor, longest: int | None,
+        scale: float, log_sums: LogSums | None = None,
+    ) -> Tensor:  # fmt: skip
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         from vase_cli.kernels.attention import decode_attention
 

@@ -95,14 +95,14 @@ def _default_recipe(tasks: Sequence[str] | None, overrides: options.Overrides) -
 
 def _check_sources(tasks: "Sequence[Task]", data: Path | None) -> None:
     """Refuse no task, and local data that is not for the tasks that are named."""
-    from vase_cli.tasks._files import named_data
+    from vase_cli.tasks._files import data_path
 
     if not tasks:
         raise ConfigError("no task: name one, such as gsm8k, or a problem file; see `vase tasks list`")
     files = [task.path for task in tasks if task.path is not None]
     if data is not None and files:
         raise ConfigError(f"--data {data}: {files[0]} is a problem file already; leave one out")
-    source, registered = named_data(data), len(tasks) - len(files)
+    source, registered = data_path(data), len(tasks) - len(files)
     if source is not None and source.is_file() and registered > 1:
         origin = "$VASE_DATA" if data is None else "--data"
         raise ConfigError(f"{origin} {source} is one file, for one task, and {registered} are named: give a folder")

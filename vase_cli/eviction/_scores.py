@@ -22,13 +22,10 @@ def nan_unless_finite(scores: Tensor) -> Tensor:
 
 
 def window_attention(view: CacheView, *, smooth: bool) -> Tensor:
-    """Attention that the last W queries pay to each candidate (the score of SnapKV, arXiv 2404.14469).
+    """Attention of the last W queries to each candidate (the score of SnapKV, arXiv 2404.14469): (N, H, C) float32.
 
-    Softmax over the candidates of q·k / sqrt(D), mean over the queries and the G query heads of the KV head; with
-    ``smooth`` the mean of 5 neighbours in text order (zero padded, divided by 5).
-
-    Returns:
-        (N, H, C) float32; sums to 1 over C without smoothing.
+    Softmax over the candidates of q·k / sqrt(D), mean over the queries and the G query heads of the KV head: sums to 1
+    over C. With ``smooth`` the mean of 5 neighbors in text order (zero padded, divided by 5).
     """
     attention = _window_attention(view)
     return torch.nn.functional.avg_pool1d(attention, 5, stride=1, padding=2) if smooth else attention
@@ -36,14 +33,11 @@ def window_attention(view: CacheView, *, smooth: bool) -> Tensor:
 
 def _window_attention(view: CacheView) -> Tensor:
     if view.queries is not None and served_by_kernels(view.keys):
-        from vase_cli.kernels import window_attention as kernel
+        from vase_cli.kernels.window_attention import window_attention as kernel
 
-        return kernel.window_attention(
-            view.queries, view.keys, view.item_rows, view.slots, view.candidates, view.log_sums
-        )
-    queries = view.item_queries
+        return kernel(view.queries, view.keys, view.item_rows, view.slots, view.candidates, view.log_sums)
+    queries, keys = view.item_queries, view.candidate_keys
     items, window, query_heads, head_dim = queries.shape
-    keys = view.candidate_keys
     heads = keys.shape[1]
     queries = queries.float().reshape(items, window, heads, query_heads // heads, head_dim)
     queries = queries.permute(0, 2, 3, 1, 4).reshape(items, heads, -1, head_dim) / math.sqrt(head_dim)
@@ -64,13 +58,10 @@ def value_range(view: CacheView) -> Tensor:
 
 
 def redundancy(view: CacheView) -> Tensor:
-    """How alike a key is to the other candidates (the second score of R-KV, arXiv 2505.24133).
+    """Likeness of each key to the other candidates (the second score of R-KV, arXiv 2505.24133): (N, H, C) float32.
 
-    Softmax over the candidates of the mean cosine similarity to all candidates, its own counted as 0. The mean
-    is taken through the sum of the unit keys, so the C x C matrix is never formed.
-
-    Returns:
-        (N, H, C) float32, sums to 1 over C.
+    Softmax over the candidates of the mean cosine similarity to all candidates, its own counted as 0: sums to 1 over C.
+    The mean comes from the sum of the unit keys, so the C x C matrix is never formed.
     """
     if served_by_kernels(view.keys):
         from vase_cli.kernels import state_scores
@@ -105,7 +96,7 @@ def _leverage(view: CacheView, projection: Tensor) -> Tensor:
 def gaussian_projection(view: CacheView, rank: int, text_tokens: Tensor | None) -> Tensor:
     """P, (N, D, rank) float32 with entries N(0, 1) / sqrt(rank), one for each item.
 
-    ``text_tokens``, (N,) int64, makes it another one at each cut; with None a sequence keeps its own.
+    ``text_tokens``, (N,) int64, changes it at each cut; with None a sequence keeps its own.
     """
     head_dim = view.keys.shape[-1]
     return view.noise.normal_numbers(head_dim * rank, text_tokens).view(-1, head_dim, rank) / math.sqrt(rank)
@@ -114,8 +105,8 @@ def gaussian_projection(view: CacheView, rank: int, text_tokens: Tensor | None) 
 def sampled(view: CacheView, weights: Tensor | None) -> Tensor:
     """Scores whose top K is a sample without replacement in proportion to ``weights``.
 
-    ``log w`` plus Gumbel noise (Gumbel-top-k, arXiv 1903.06059), drawn anew at each cut. The weights, (N, H, C)
-    float32, are not negative; None is for equal ones.
+    ``log w`` plus Gumbel noise (Gumbel-top-k, arXiv 1903.06059), drawn anew at each cut; (N, H, C) float32, no weight
+    negative, None for equal weights.
     """
     return view.noise.token_gumbel(view.text_tokens, view.positions, view.item_rows, view.candidates, weights)
 

@@ -1,4 +1,4 @@
-"""What an eviction method is: a frozen dataclass that scores the candidates of a cut.
+"""Eviction methods: a frozen dataclass that scores the candidates of a cut.
 
 Shapes: N work items (one layer of one sequence), R storage rows, S cached tokens, W window (also the eviction
 interval), C = S - W candidates, K = budget - W of them kept, Hq query heads, H KV heads, D head dim.
@@ -23,7 +23,7 @@ _KERNEL_HEAD_DIMS = (16, 32, 64, 128, 256)
 
 
 def served_by_kernels(states: Tensor) -> bool:
-    """Whether the score kernels can read such keys and values, (..., D)."""
+    """True if the score kernels can read such keys and values, (..., D)."""
     return kernels.usable(states) and states.shape[-1] in _KERNEL_HEAD_DIMS
 
 
@@ -40,15 +40,13 @@ class CacheView:
         prompt_tokens, text_tokens: (N,) int64, the length of the item's prompt, and of its text at this cut.
         budget, window: tokens kept in each head, the window included; W.
         noise: the item's source of randomness.
-        slots: (R, H, S) int32, where along S of ``keys`` and ``values`` each token stands, in text order; None if they
-            stand in text order.
-        rows: (N,) int64, which storage rows the items are; None for all of them, N = R.
-        ranges: (R, H, S) float32 by storage slot, the value ranges that earlier cuts have found, negative where none
-            has, out of date for the last W candidates; the kernel adds what it finds. None where they are not kept.
+        slots: (R, H, S) int32, in text order, each token's place along S of ``keys`` and ``values``; None if the same.
+        rows: (N,) int64, the items' storage rows; None for all of them, N = R.
+        ranges: (R, H, S) float32 by storage slot, the value ranges from earlier cuts, negative where there is none, out
+            of date for the last W candidates; the kernel adds its own. None where they are not kept.
         log_sums: (R, W, Hq) float32, log2 of the sum of exp(q·k / sqrt(D)) over the candidates for each of the
             queries, in their order; None where a cut must compute them itself.
-        thresholds: (N, H) float32, the value range above which a token of each item's heads is an outlier; None
-            for a model that was not calibrated.
+        thresholds: (N, H) float32, the value range above which a token is an outlier; None without calibration.
     """
 
     keys: Tensor
@@ -87,34 +85,29 @@ class CacheView:
         return self.of_items(self.positions[..., : self.candidates]).long()
 
     def positions_below(self, bound: Tensor | int) -> Tensor:
-        """(N, H, C) bool: whether each candidate's text position is below ``bound``, which broadcasts."""
+        """(N, H, C) bool: candidates whose text position is below ``bound``, which broadcasts."""
         return self.of_items(self.positions[..., : self.candidates]) < bound
 
     @property
     def item_queries(self) -> Tensor:
-        """(N, W, Hq, D).
-
-        Raises:
-            RuntimeError: the method's ``needs`` does not name them.
-        """
+        """(N, W, Hq, D); a ``RuntimeError`` if the method's ``needs`` does not name them."""
         if self.queries is None:
             raise RuntimeError("this method reads queries: its `needs` must name them")
         return self.of_items(self.queries)
 
     @property
     def item_rows(self) -> Tensor:
-        """(N,) int64, which storage row each item is."""
+        """(N,) int64, the storage row of each item."""
         return torch.arange(self.keys.shape[0], device=self.keys.device) if self.rows is None else self.rows
 
     def only(self, item: int) -> "CacheView":
         """The states of one item alone; its noise is that of all."""
         at = slice(item, item + 1)
-        return replace(
-            self, rows=self.item_rows[at], prompt_tokens=self.prompt_tokens[at], text_tokens=self.text_tokens[at]
-        )
+        prompt_tokens, text_tokens = self.prompt_tokens[at], self.text_tokens[at]
+        return replace(self, rows=self.item_rows[at], prompt_tokens=prompt_tokens, text_tokens=text_tokens)
 
     def of_items(self, per_row: Tensor) -> Tensor:
-        """From (R, ...) to (N, ...)."""
+        """The items' rows of (R, ...): (N, ...)."""
         return per_row if self.rows is None else per_row[self.rows]
 
     def _in_text_order(self, states: Tensor) -> Tensor:
@@ -136,36 +129,30 @@ class EvictionPolicy(ABC):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Names of what the engine must provide: "queries" (the last W queries of each layer); or may provide: "ranges"
-    (the value ranges that earlier cuts have found)."""
+    """What the engine must provide: "queries" (the last W of each layer); or may: "ranges" (from earlier cuts)."""
     evicts: ClassVar[bool] = True
     """False only for the dense baseline, whose cache is as long as the text."""
     batches: ClassVar[bool] = False
-    """Whether a cut may score many sequences at once where :func:`served_by_kernels`. True promises that the bits of an
+    """True if a cut may score many sequences at once where :func:`served_by_kernels`. It promises that the bits of an
     item's scores do not depend on N, and that ``keep_scores`` makes nothing as large as ``candidate_keys`` of all N."""
 
     protect_prompt: bool = False
 
     @property
     def reads_thresholds(self) -> bool:
-        """Whether a cut reads the view's ``thresholds``; such a method has an option ``outliers``."""
-        return False
+        """True if a cut reads the view's ``thresholds``, which the option ``outliers`` of such a method says."""
+        return bool(getattr(self, "outliers", None) == "threshold")
 
     @abstractmethod
     def keep_scores(self, view: CacheView) -> Tensor:
-        """Score the candidates.
+        """Score the candidates: (N, H, C) float32.
 
-        Returns:
-            (N, H, C) float32. Higher is kept; ``inf`` is protected, ``-inf`` goes first; NaN says that the item's
-            states are not finite, see :func:`vase_cli.eviction._scores.nan_unless_finite`.
+        Higher is kept; ``inf`` is protected, ``-inf`` goes first; NaN says that the item's states are not finite, see
+        :func:`vase_cli.eviction._scores.nan_unless_finite`.
         """
 
     def check(self, budget: int, window: int) -> None:  # noqa: B027 - most methods have nothing to refuse
-        """Refuse parameters that cannot work with this budget.
-
-        Raises:
-            ConfigError: a parameter is out of range; says which, and the range.
-        """
+        """Refuse parameters that cannot work with this budget with a ``ConfigError`` that says which, and the range."""
 
     def select(self, view: CacheView) -> tuple[Tensor, Tensor]:
         """Choose which tokens stay.
@@ -183,9 +170,7 @@ class EvictionPolicy(ABC):
 
     def prompt_mask(self, view: CacheView) -> Tensor | None:
         """(N, H, C) bool, the tokens that stay whatever their score; None for none."""
-        if not self.protect_prompt:
-            return None
-        return view.positions_below(view.prompt_tokens[:, None, None])
+        return view.positions_below(view.prompt_tokens[:, None, None]) if self.protect_prompt else None
 
 
 def check_at_least(name: str, value: int, least: int) -> None:

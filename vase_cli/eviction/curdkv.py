@@ -1,7 +1,6 @@
 """Top-K by approximate CUR leverage (CurDKV, arXiv 2509.15038)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,7 +17,7 @@ class CurDKV(EvictionPolicy):
         sinks: first tokens of the text that are protected.
     """
 
-    batches: ClassVar[bool] = True
+    batches = True
 
     rank: int = 20
     sinks: int = 4

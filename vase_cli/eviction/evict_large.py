@@ -1,7 +1,6 @@
 """The ablation that shows why value states matter (arXiv 2606.03928)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from vase_cli.eviction.base import CacheView, EvictionPolicy
 class EvictLarge(EvictionPolicy):
     """Evicts the value states of largest range: an ablation that is meant to fail."""
 
-    batches: ClassVar[bool] = True
+    batches = True
 
     def keep_scores(self, view: CacheView) -> Tensor:
         """The smaller the range, the better."""

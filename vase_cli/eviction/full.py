@@ -1,7 +1,6 @@
 """The dense baseline."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from vase_cli.eviction.base import CacheView, EvictionPolicy
 class Full(EvictionPolicy):
     """Keeps every token: the dense baseline, whose cache is as long as the text may become."""
 
-    evicts: ClassVar[bool] = False
+    evicts = False
 
     def keep_scores(self, view: CacheView) -> Tensor:
         """Never called: nothing is evicted."""

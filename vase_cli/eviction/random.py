@@ -1,7 +1,6 @@
 """Uniform random eviction (with the prompt protected, the baseline of arXiv 2609.03430)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from vase_cli.eviction.base import CacheView, EvictionPolicy
 class Random(EvictionPolicy):
     """Keeps a uniform sample of the candidates; with protect_prompt this is "Random Attention"."""
 
-    batches: ClassVar[bool] = True
+    batches = True
 
     def keep_scores(self, view: CacheView) -> Tensor:
         """The same weight for every candidate."""

@@ -1,7 +1,6 @@
 """Attention against redundancy (R-KV, arXiv 2505.24133)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,8 +18,8 @@ class RKV(EvictionPolicy):
         smooth: average the attention over 5 neighbouring slots.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"queries"})
-    batches: ClassVar[bool] = True
+    needs = frozenset({"queries"})
+    batches = True
 
     attention_share: float = 0.5
     smooth: bool = True

@@ -1,7 +1,6 @@
 """Top-K by window attention (SnapKV, arXiv 2404.14469), applied while decoding."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,8 +16,8 @@ class SnapKV(EvictionPolicy):
         smooth: average the attention over 5 neighbouring slots.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"queries"})
-    batches: ClassVar[bool] = True
+    needs = frozenset({"queries"})
+    batches = True
 
     smooth: bool = True
 

@@ -1,7 +1,6 @@
 """Attention sinks and a sliding window (StreamingLLM, arXiv 2309.17453)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,7 +16,7 @@ class Streaming(EvictionPolicy):
         sinks: how many first tokens are kept.
     """
 
-    batches: ClassVar[bool] = True
+    batches = True
 
     sinks: int = 4
 

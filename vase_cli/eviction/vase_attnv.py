@@ -1,7 +1,6 @@
 """Value-aware stochastic eviction by attention (VaSE-AttnV, arXiv 2606.03928)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,9 +16,6 @@ class VaseAttnV(ProtectsOutliers):
     Attributes:
         smooth: average the attention over 5 neighbouring slots before sampling.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset({"queries", "ranges"})
-    batches: ClassVar[bool] = True
 
     smooth: bool = False
 

@@ -26,18 +26,12 @@ class VaseDKV(CurDKV):
     outliers: Literal["none", "count", "threshold"] = "none"
     n_large: int | None = None
 
-    @property
-    def reads_thresholds(self) -> bool:
-        """Whether a threshold tells the outliers."""
-        return self.outliers == "threshold"
-
     def keep_scores(self, view: CacheView) -> Tensor:
-        """The leverage; sinks, and outliers where they are asked for, are protected."""
+        """The leverage; sinks are protected, and outliers unless ``outliers`` is none."""
         scores = super().keep_scores(view)
         if self.outliers == "none":
             return scores
-        ranges = value_range(view)
-        return protect(scores, outlier_mask(view, ranges, self.n_large, self.sinks, self.outliers))
+        return protect(scores, outlier_mask(view, value_range(view), self.n_large, self.sinks, self.outliers))
 
     def projection(self, view: CacheView) -> Tensor:
         """P, (N, D, rank) float32: another one at each cut."""

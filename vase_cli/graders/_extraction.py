@@ -1,4 +1,4 @@
-"""Where a completion's answer stands: behind the thought, in the last box, or where a fallback finds it.
+"""Extraction of a completion's answer: behind the thought, from the last box, or as a fallback finds it.
 
 Every repeat in a pattern is bounded: the text may be a megabyte of anything.
 """
@@ -9,18 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 
 def answer_part(text: str, thought_open: bool) -> str | None:
-    """What follows the last ``</think>``; None if a thought, which the prompt may have opened, is never closed."""
+    """The text after the last ``</think>``; None if a thought, which the prompt may have opened, is never closed."""
     _, closed, rest = text.rpartition("</think>")
     return None if "<think>" in rest or (thought_open and not closed) else rest
 
 
 def extract(part: str, fallbacks: Sequence[str]) -> tuple[str, str] | None:
     """The answer and the rule that found it: "boxed", else the first of the fallbacks that finds one."""
-    for name in ("boxed", *fallbacks):
-        found = _RULES[name](part)
-        if found is not None:
-            return found, name
-    return None
+    answers = ((_RULES[name](part), name) for name in ("boxed", *fallbacks))
+    return next(((answer, name) for answer, name in answers if answer is not None), None)
 
 
 _BOX_TOKEN = re.compile(r"\\\\?(?P<box>boxed|fbox)(?![A-Za-z])\s*|\\.|[{}]", re.DOTALL)
@@ -29,10 +26,10 @@ _UNBRACED = re.compile(r"[-+−]?[0-9][0-9.,/]*|[A-Za-z](?![A-Za-z])|\\[A-Za-z]+
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last balanced, non-empty ``\boxed{}`` or ``\fbox{}``, or None.
+    r"""The content of the last balanced, non-empty ``\boxed{}`` or ``\fbox{}``, or None; one pass, whatever the text.
 
-    Of nested boxes the outermost counts, with the inner commands taken away. ``\boxed 5`` boxes one
-    number, letter or command. Escaped braces do not count as braces. One pass, whatever the text.
+    Of nested boxes the outermost counts, with the inner commands taken away. ``\boxed 5`` boxes one number, letter or
+    command. Escaped braces do not count as braces.
     """
     open_braces: list[int | None] = []
     best: tuple[int, int] | None = None
@@ -52,8 +49,7 @@ def last_boxed(text: str) -> str | None:
     return _without_boxes(text[best[0] : best[1]].strip().rstrip(".,")) if best else None
 
 
-def _without_boxes(content: str) -> str:
-    """The content without the commands of nested boxes; their braces stay unless they are the whole."""
+def _without_boxes(content: str) -> str:  # their braces stay unless they are around the whole
     stripped = re.sub(r"\\(?:boxed|fbox)(?![A-Za-z])\s*", "", content)
     while stripped != content and re.fullmatch(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}", stripped):
         stripped = stripped[1:-1].strip()
@@ -70,13 +66,13 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|$|\*)")
 
 
 def _final_answer_phrase(part: str) -> str | None:
-    """What the last "the answer is ...", "final answer: ..." says, up to the end of its sentence."""
+    """The answer in the last "the answer is ...", "final answer: ...", up to the end of its sentence."""
     for phrase in reversed(list(_PHRASE.finditer(part))):
         rest = phrase["rest"].strip()
         span = _MATH_SPAN.match(rest)
-        found = next(filter(None, span.groups())) if span else _SENTENCE_END.split(rest, maxsplit=1)[0]
-        if found := found.strip().strip("*_").strip():
-            return found
+        answer = next(filter(None, span.groups())) if span else _SENTENCE_END.split(rest, maxsplit=1)[0]
+        if answer := answer.strip().strip("*_").strip():
+            return answer
     return None
 
 
@@ -88,10 +84,9 @@ _NUMBER = re.compile(
 
 def _last_number(part: str) -> str | None:
     """The last number with its sign, currency and percent sign; a minus between two values is no sign."""
-    numbers = deque(_NUMBER.finditer(part), maxlen=1)
-    if not numbers:
+    last = _last_match(_NUMBER, part)
+    if last is None:
         return None
-    last = numbers[0]
     sign = last["sign"] or ""
     before = part[max(0, last.start() - 20) : last.start()].rstrip()[-1:]
     binary = sign and (sign[-1].isspace() or before.isdigit() or before in (")", "}"))
@@ -104,8 +99,12 @@ _LETTER = re.compile(r"(?<![A-Za-z0-9\\])(?:[(*{][A-D]|A(?!\s+[a-z])|[B-D])(?![A
 
 def _last_choice_letter(part: str) -> str | None:
     """The last capital A to D that stands alone."""
-    letters = deque(_LETTER.finditer(part), maxlen=1)
-    return letters[0].group()[-1] if letters else None
+    last = _last_match(_LETTER, part)
+    return last and last.group()[-1]
+
+
+def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
 
 
 _RULES: Mapping[str, Callable[[str], str | None]] = {

@@ -27,11 +27,11 @@ def clean(text: str) -> str:
     return re.sub(r" {2,}", " ", text.translate(_CHARACTERS)).strip()
 
 
+# Math delimiters and emphasis.
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
 
 
 def _unwrap(text: str) -> str:
-    """The text without the math delimiters and the emphasis around the whole of it."""
     for opening, closing in _WRAPPERS:
         inner = text[len(opening) : len(text) - len(closing)]
         around = len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing)
@@ -59,7 +59,7 @@ def _rewrite(pattern: str, spelling: str | Callable[[re.Match[str]], str], flags
     return partial(re.compile(pattern, flags).sub, spelling)
 
 
-_STEPS: tuple[Callable[[str], str], ...] = (
+_STEPS = (
     clean,
     _unwrap,
     _rewrite(r"\\\$", "$"),
@@ -103,7 +103,7 @@ def normalize(text: str) -> str:
 
 
 def key(text: str) -> str:
-    """What two normalized answers share if they are written alike: no spaces, no braces around one character."""
+    """A normalized answer without spaces and braces around one character: equal for two in one notation."""
     return re.sub(r"\{([A-Za-z0-9])\}", r"\1", re.sub(r"\s+", "", text))
 
 
@@ -123,8 +123,7 @@ TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 
 def without_units(text: str) -> str:
     """A normalized answer without its currency sign, trailing unit words, their exponents and degree sign."""
-    text = re.sub(r"^([+-]?)\s*[$€£¥₹]\s*", r"\1", text)
-    text = re.sub(r"\s*[$€£¥₹]$", "", text)
+    text = re.sub(r"\s*[$€£¥₹]$", "", re.sub(r"^([+-]?)\s*[$€£¥₹]\s*", r"\1", text))
     while True:
         if text.endswith("%") or re.search(r"\\text\{\s*percent(?:age)?\s*\}$", text):
             return text
@@ -138,7 +137,7 @@ def without_units(text: str) -> str:
 
 
 def without_percent(text: str) -> tuple[str, bool]:
-    """The answer without a trailing percent sign or word, and whether there was one."""
+    """The answer without a trailing percent sign or word, and True if it had one."""
     bare = _PERCENT.sub("", text)
     return (bare, True) if bare and bare != text else (text, False)
 
@@ -161,12 +160,12 @@ def split_top(text: str, *separators: str) -> list[str]:
 
 
 def last_side(text: str) -> str:
-    """What follows the last equals or approximation sign of a normalized answer, if there is one."""
+    """A normalized answer behind its last equals or approximation sign, if it has such a sign."""
     return split_top(text, "=", r"\approx")[-1]
 
 
 def is_bracketed(text: str) -> bool:
-    """Whether the bracket that opens the text is closed by its last character."""
+    """True if the last character of the text closes the bracket that opens it."""
     depth = 0
     for token in _TOKEN.finditer(text):
         depth += _DEPTH.get(token.group(), 0)

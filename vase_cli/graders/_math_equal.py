@@ -1,8 +1,7 @@
-r"""Whether two LaTeX answers are the same mathematical object.
+r"""Equality of two LaTeX answers as mathematical objects.
 
-Lists, sets, pairs, intervals and equations are taken apart here, so that their order and brackets
-count exactly as the policies of the math grader say; math-verify decides about the expressions inside.
-Runs in the worker process: an expression can take any time and memory.
+Lists, sets, pairs, intervals and equations are taken apart here, so that their order and brackets count exactly as the
+policies of the math grader say; math-verify decides about the expressions inside. Runs in the worker process.
 """
 
 import re
@@ -24,23 +23,20 @@ _BEFORE_FRACTION = re.compile(r"(?<![\^_0-9.])([0-9]+)\s*(?=\\frac\{(?:([0-9]+)\
 
 
 def equal(target: str, prediction: str) -> bool:
-    """Whether a prediction equals the target; both come from ``_latex.normalize``."""
-    joined_target, joined = _latex.join_thousands(target), _latex.join_thousands(prediction)
-    if _same(joined_target, joined):
-        return True
-    # Where a list is asked for, "1,234" may also be the list of 1 and 234.
-    return joined != prediction and _members(joined_target) is not None and _same(joined_target, prediction)
+    """Decide if a prediction equals the target; both come from ``_latex.normalize``."""
+    target, joined = _latex.join_thousands(target), _latex.join_thousands(prediction)
+    # Where the target is a list, "1,234" may also be the list of 1 and 234.
+    may_list = joined != prediction and _members(target) is not None
+    return _same(target, joined) or (may_list and _same(target, prediction))
 
 
 def _same(target: str, prediction: str) -> bool:
-    if _latex.key(target) == _latex.key(prediction):
-        return True
-    if not target or not prediction:
-        return False
+    same_key = _latex.key(target) == _latex.key(prediction)
+    if same_key or not target or not prediction:
+        return same_key
     target, prediction = _MEMBER.sub("", target, count=1), _MEMBER.sub("", prediction, count=1)
     targets, predictions = _members(target), _members(prediction)
-    brackets, target_group = _group(target)
-    other_brackets, group = _group(prediction)
+    (brackets, target_group), (other_brackets, group) = _group(target), _group(prediction)
     if targets is not None:
         alone = group if other_brackets == "()" else [prediction]
         return _same_in_any_order(targets, alone if predictions is None else predictions)
@@ -49,9 +45,9 @@ def _same(target: str, prediction: str) -> bool:
             return _same(target, predictions[0])
         bare_pair = brackets == "()" and not prediction.startswith(r"\{") and "infty" not in target
         return bare_pair and _same_in_order(target_group, predictions)
-    decided = _same_equation(target, prediction)
-    if decided is not None:
-        return decided
+    verdict = _same_equation(target, prediction)
+    if verdict is not None:
+        return verdict
     if brackets and other_brackets:
         return brackets == other_brackets and _same_in_order(target_group, group)
     targets, predictions = _latex.split_top(target, r"\cup"), _latex.split_top(prediction, r"\cup")
@@ -74,7 +70,7 @@ def _plus_minus(text: str) -> list[str]:
 
 
 def _group(text: str) -> tuple[str, list[str]]:
-    """Brackets and members of a pair, a point or an interval; both are empty if the text is something else."""
+    """Brackets and members of a pair, a point or an interval; both empty for another text."""
     if text[0] in "([" and text[-1] in ")]" and _latex.is_bracketed(text):
         members = _latex.split_top(text[1:-1], ",", ";")
         if len(members) > 1 and all(members):
@@ -114,8 +110,7 @@ def _same_expression(target: str, prediction: str) -> bool:
     words = _words(target)
     if len(words) > 2 and _TEXT.fullmatch(target):
         return words == _words(prediction)
-    choice = _CHOICE.fullmatch(target) if re.search(r"text|\(", target) else None
-    if choice:
+    if (choice := _CHOICE.fullmatch(target)) and re.search(r"text|\(", target):
         chosen = _CHOICE.fullmatch(prediction)
         return chosen is not None and chosen[1].upper() == choice[1].upper()
     if _BASE.fullmatch(target) or _BASE.fullmatch(prediction):
@@ -139,12 +134,10 @@ def _words(text: str) -> str:
 
 def _same_digits(target: str, prediction: str) -> bool:
     """Numerals with a base subscript on either side: the digits decide, and two subscripts must agree."""
-    digits, bases = [], set()
-    for text in (target, prediction):
-        numeral = _BASE.fullmatch(text)
-        digits.append(numeral[1] if numeral else text.replace(" ", ""))
-        bases |= {numeral[2]} if numeral else set()
-    return digits[0] == digits[1] and len(bases) == 1
+    numerals = _BASE.fullmatch(target), _BASE.fullmatch(prediction)
+    texts = zip(numerals, (target, prediction), strict=True)
+    digits = {numeral[1] if numeral else text.replace(" ", "") for numeral, text in texts}
+    return len(digits) == len({numeral[2] for numeral in numerals if numeral}) == 1
 
 
 def _verify(target: str, prediction: str) -> bool:
@@ -152,9 +145,9 @@ def _verify(target: str, prediction: str) -> bool:
     from math_verify import verify
 
     targets, predictions = _parse(target), _parse(prediction)
-    decided = _same_decimal(target, targets, prediction, predictions)
-    if decided is not None:
-        return decided
+    verdict = _same_decimal(target, targets, prediction, predictions)
+    if verdict is not None:
+        return verdict
     if not verify(targets, predictions, float_rounding=10, allow_set_relation_comp=True, timeout_seconds=None):
         return False
     # math-verify reads R and r as one variable.
@@ -168,12 +161,12 @@ def _parse(text: str) -> list[Any]:
     from sympy import Basic, I
 
     spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none")
-    reading = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=spelling)
+    config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=spelling)
     text = _BEFORE_FRACTION.sub(_product, text.replace("$", ""))
     text = _DEGREES.sub(r"(\\frac{\1 \\pi}{180})" if _latex.TRIGONOMETRY.search(text) else r"\1", text)
     # The whole text is one formula; an unreadable one stays a string, equal only to itself.
-    found = parse(f"${text}$", [reading], parsing_timeout=None)
-    return [_with_imaginary_unit(item, I) if isinstance(item, Basic) else item for item in found]
+    readings = parse(f"${text}$", [config], parsing_timeout=None)
+    return [_with_imaginary_unit(item, I) if isinstance(item, Basic) else item for item in readings]
 
 
 def _product(number: re.Match[str]) -> str:
@@ -188,7 +181,7 @@ def _with_imaginary_unit(expression: Any, unit: Any) -> Any:
 
 
 def _same_decimal(target: str, targets: list[Any], prediction: str, predictions: list[Any]) -> bool | None:
-    """Whether a decimal is the rounded value of the other side's expression; None if neither is a decimal."""
+    """The verdict where one side is a decimal: if it is the rounded value of the other; None where neither is."""
     from sympy import Expr, N
 
     for scalar, others in ((read_scalar(prediction), targets), (read_scalar(target), predictions)):
@@ -203,6 +196,5 @@ def _same_decimal(target: str, targets: list[Any], prediction: str, predictions:
     return None
 
 
-def _letters(text: str) -> set[str]:
-    """The variables of an expression that are single letters."""
+def _letters(text: str) -> set[str]:  # the variables that are single letters
     return set(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|(?<=[0-9])[A-Za-z]", re.sub(r"\\[A-Za-z]+", " ", text)))

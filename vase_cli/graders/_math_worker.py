@@ -1,8 +1,7 @@
 """The worker process of the math grader: reads one JSON request a line, writes one JSON reply a line.
 
 Started with ``python -m``, so that neither the caller's memory, threads, CUDA context nor ``__main__``
-module reaches it. It ends when its input ends, which the death of the caller brings about; while it
-computes a watchdog of its own ends it, so that it cannot outlive a caller that was killed.
+module reaches it. It ends with its input, as when the caller dies; a watchdog ends it while it computes.
 """
 
 import contextlib

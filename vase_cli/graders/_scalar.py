@@ -9,11 +9,11 @@ from vase_cli.graders._latex import without_percent, without_units
 
 
 class Scalar(NamedTuple):
-    """An exact number; ``decimal`` is the numeral if it has a decimal point, so that it may be rounded."""
+    """An exact number."""
 
     value: Fraction
     percent: bool
-    decimal: str | None
+    decimal: str | None  # the numeral if it has a decimal point, so that it may be rounded
 
 
 _DECIMAL = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
@@ -32,8 +32,8 @@ _SEPARATED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]{1,3}(?: [0
 def read_scalar(text: str) -> Scalar | None:
     """The exact value of a normalized numeral, or None if it is anything else.
 
-    Reads integers, decimals, thousands separators, fractions, mixed numbers (a number followed by a
-    proper fraction), scientific notation, a sign, a percent sign, and what ``without_units`` drops.
+    A numeral is an integer, decimal, fraction, mixed number (a number, then a proper fraction) or scientific notation,
+    with thousands separators, a sign, a percent sign, and what ``without_units`` drops.
     """
     body, percent = without_percent(without_units(text))
     body = without_units(body) if percent else body
@@ -55,9 +55,8 @@ def _magnitude(body: str) -> Fraction | None:
         return Fraction(body.rstrip("."))
     if ratio := _RATIO.fullmatch(body):
         top, bottom = Fraction((ratio[2] or ratio[5]).rstrip(".")), Fraction((ratio[4] or ratio[6]).rstrip("."))
-        if not bottom:
-            return None
-        return -top / bottom if (ratio[1] == "-") != (ratio[3] == "-") else top / bottom
+        sign = -1 if (ratio[1] == "-") != (ratio[3] == "-") else 1
+        return sign * top / bottom if bottom else None
     if mixed := _MIXED.fullmatch(body):
         whole, over, under = (int(group) for group in mixed.groups() if group is not None)
         return Fraction(whole * under + over, under) if over < under else None
@@ -70,7 +69,7 @@ def _magnitude(body: str) -> Fraction | None:
 
 
 def rounds_to(decimal: str, exact: Fraction) -> bool:
-    """Whether a decimal of at least 6 significant digits is ``exact`` rounded to the places it shows."""
+    """True if a decimal of at least 6 significant digits is ``exact`` rounded to the places it shows."""
     if len(decimal.replace(".", "").lstrip("0")) < 6:
         return False
     scale = Fraction(10) ** len(decimal.partition(".")[2])
@@ -78,7 +77,7 @@ def rounds_to(decimal: str, exact: Fraction) -> bool:
 
 
 def same_exactly(target: Scalar, prediction: Scalar) -> bool:
-    """Whether two numbers are equal, where p percent is both p and p / 100 to a number without the sign."""
+    """Decide if two numbers are equal, where p percent is both p and p / 100 to a number without the sign."""
     if target.percent != prediction.percent:
         percent, plain = (target, prediction) if target.percent else (prediction, target)
         return percent.value in (plain.value, 100 * plain.value)

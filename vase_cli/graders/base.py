@@ -1,7 +1,7 @@
-"""What every grader shares: the grade, and the three steps that lead to it.
+"""The base of graders: the grade, and the three steps that lead to it.
 
 The answer is looked for in what follows the thought, the same way for every grader (``_extraction``); it and the
-gold answer get one spelling (``_latex.normalize``); whether they agree is each grader's own business.
+gold answer get one spelling (``_latex.normalize``); their comparison is each grader's own business.
 """
 
 from abc import ABC, abstractmethod
@@ -21,36 +21,26 @@ MAX_ANSWER_CHARS = 2000
 
 @dataclass(frozen=True)
 class Grade:
-    """The outcome for one completion.
+    """The outcome for one completion."""
 
-    ``status``: "error" means the grader could not decide; it is not counted as correct.
-    ``extracted``: the answer as it was found, or None. ``rule``: "boxed", the name of the fallback that
-    found it, or "". ``detail``: why, in one line, for an error or an answer that was not looked into.
-    """
-
-    status: Status
-    extracted: str | None
-    rule: str
-    detail: str = ""
+    status: Status  # "error": the grader could not decide, which does not count as correct
+    extracted: str | None  # the answer as it stands in the text
+    rule: str  # that found the answer: "boxed" or the name of a fallback; else ""
+    detail: str = ""  # one line: why an error, or why the answer was not looked into
 
 
 class Grader(ABC):
-    """Judges completions against gold answers.
-
-    ``policies`` are short sentences that say how this grader decides where mathematics does not;
-    ``fallbacks_known`` are the names that ``grade`` accepts as ``fallbacks``.
-    """
+    """Judge of completions against gold answers."""
 
     name: ClassVar[str]
-    policies: ClassVar[tuple[str, ...]]
-    fallbacks_known: ClassVar[tuple[str, ...]] = ("final_answer_phrase", "last_number")
+    policies: ClassVar[tuple[str, ...]]  # one sentence each: how it decides where mathematics does not
+    fallbacks_known: ClassVar[tuple[str, ...]] = ("final_answer_phrase", "last_number")  # that ``grade`` accepts
 
     def grade(self, gold: str, text: str, *, thought_open: bool = False, fallbacks: Sequence[str] = ()) -> Grade:
-        """The grade of a completion.
+        """Grade ``text``, a whole completion, against the gold answer.
 
-        ``gold`` is the gold answer, ``text`` the whole completion, ``thought_open`` whether the prompt
-        had already opened ``<think>``, ``fallbacks`` the extraction rules to try, in order, when the
-        answer part holds no box.
+        ``thought_open`` says that the prompt already opened ``<think>``; ``fallbacks`` are the extraction rules to
+        try, in order, when the answer part holds no box.
 
         Raises:
             ConfigError: a fallback this grader does not know.
@@ -66,10 +56,10 @@ class Grader(ABC):
         part = answer_part(text, thought_open)
         if part is None:
             return Grade("no_answer", None, "", "the thought was never closed")
-        found = extract(part, fallbacks)
-        if found is None:
+        answer = extract(part, fallbacks)
+        if answer is None:
             return Grade("no_answer", None, "")
-        prediction, rule = found
+        prediction, rule = answer
         if len(prediction) <= MAX_ANSWER_CHARS:
             status, detail = self.judge(target, prediction)
         elif prediction == gold.strip():

@@ -1,7 +1,6 @@
 """One of four options, as GPQA asks for it (https://arxiv.org/abs/2311.12022)."""
 
 import re
-from typing import ClassVar
 
 from vase_cli.errors import DataError
 from vase_cli.graders._latex import normalize
@@ -18,9 +17,9 @@ _ANOTHER = re.compile(r"\s*[,/&]?\s*\(?[A-Da-d]\s*(?:[).:,]|$)")
 class ChoiceGrader(Grader):
     """An answer is right if it names the gold letter, A to D, and no other."""
 
-    name: ClassVar[str] = "choice"
-    fallbacks_known: ClassVar[tuple[str, ...]] = ("final_answer_phrase", "last_choice_letter")
-    policies: ClassVar[tuple[str, ...]] = (
+    name = "choice"
+    fallbacks_known = ("final_answer_phrase", "last_choice_letter")
+    policies = (
         "Only the last balanced, non-empty box of the answer part counts.",
         "The letter counts in either case, alone, in brackets, or before its option's text: B, (B), b., B) text.",
         "The text of an option without its letter is wrong, and so are two letters.",
@@ -39,10 +38,10 @@ class ChoiceGrader(Grader):
 
 def _letter(prediction: str) -> str | None:
     text = re.sub(r"\\text\{([^{}]*)\}", r"\1", normalize(prediction)).replace("*", "").strip(" {}_")
-    found = _LETTER.match(text)
-    if found is None or _ANOTHER.match(found["rest"]):
+    letter = _LETTER.match(text)
+    if letter is None or _ANOTHER.match(letter["rest"]):
         return None
-    return (found["round"] or found["square"] or found["marked"] or found["alone"] or "").upper()
+    return (letter["round"] or letter["square"] or letter["marked"] or letter["alone"] or "").upper()
 
 
 GRADER = ChoiceGrader

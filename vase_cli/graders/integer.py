@@ -1,7 +1,6 @@
 """Integers from 0 to 999, as the AIME asks for them (https://maa.org/maa-invitational-competitions/)."""
 
 import re
-from typing import ClassVar
 
 from vase_cli.errors import DataError
 from vase_cli.graders._latex import clean, last_side, normalize
@@ -12,8 +11,8 @@ from vase_cli.graders.base import Grader, Status
 class IntegerGrader(Grader):
     """An answer is right if it is a numeral whose value is the gold integer."""
 
-    name: ClassVar[str] = "integer"
-    policies: ClassVar[tuple[str, ...]] = (
+    name = "integer"
+    policies = (
         "Only the last balanced, non-empty box of the answer part counts.",
         "Gold answers are integers from 0 to 999; leading zeros do not matter: 033 is 33.",
         "Any numeral of the same value is right (33.0, 66/2); expressions are not evaluated (2^5, 30 + 3).",
@@ -29,8 +28,8 @@ class IntegerGrader(Grader):
 
     def judge(self, target: int, prediction: str) -> tuple[Status, str]:
         """Compare values."""
-        found = read_scalar(last_side(normalize(prediction)))
-        return ("correct" if found and not found.percent and found.value == target else "wrong"), ""
+        number = read_scalar(last_side(normalize(prediction)))
+        return ("correct" if number and not number.percent and number.value == target else "wrong"), ""
 
 
 GRADER = IntegerGrader

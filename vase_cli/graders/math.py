@@ -1,7 +1,6 @@
-r"""Mathematical answers, decided by math-verify (https://github.com/huggingface/Math-Verify).
+"""Mathematical answers, decided by math-verify (https://github.com/huggingface/Math-Verify).
 
-Algebra on what a model wrote can take any time: a tower of powers never ends. So it runs in worker
-processes that are killed when their time is up.
+Algebra can take any time (a tower of powers never ends), so it runs in worker processes that are killed at a timeout.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import vase_cli
 from vase_cli.errors import RunError
@@ -32,8 +31,8 @@ class MathGrader(Grader):
     Workers start when first needed, one per thread that grades at the same time.
     """
 
-    name: ClassVar[str] = "math"
-    policies: ClassVar[tuple[str, ...]] = (
+    name = "math"
+    policies = (
         "Only the last balanced, non-empty box of the answer part counts.",
         "p% equals p and p/100: 50% answers both 50 and 0.5, but 50 never answers 0.5.",
         "Units, currency and degrees are not compared: 18, $18, 18 cm and 18 cm^2 agree; 90 degrees are 90, not pi/2.",
@@ -60,28 +59,22 @@ class MathGrader(Grader):
         return normalize(last_boxed(gold) or gold)
 
     def judge(self, target: str, prediction: str) -> tuple[Status, str]:
-        """Compare in this process what is written alike or is a plain number, else in a worker.
+        """Compare equal spellings and plain numbers in this process, all else in a worker.
 
         Raises:
             RunError: no worker could be started.
         """
         prediction = normalize(prediction)
-        if not prediction:
-            return "wrong", ""
-        equal = key(target) == key(prediction)
-        if not equal:
-            target_scalar, scalar = read_scalar(target), read_scalar(prediction)
-            if target_scalar and scalar:
-                equal = same_scalar(target_scalar, scalar)
-            else:
-                worker = self._take()
-                reply = worker.ask(target, prediction, self.timeout_s)
-                if worker.alive():
-                    self._idle.append(worker)
-                if "error" in reply:
-                    return "error", reply["error"]
-                equal = reply["equal"]
-        return ("correct" if equal else "wrong"), ""
+        if not prediction or key(target) == key(prediction):
+            return ("correct" if prediction else "wrong"), ""
+        target_scalar, scalar = read_scalar(target), read_scalar(prediction)
+        if target_scalar and scalar:
+            return ("correct" if same_scalar(target_scalar, scalar) else "wrong"), ""
+        worker = self._take()
+        reply = worker.ask(target, prediction, self.timeout_s)
+        if worker.alive():
+            self._idle.append(worker)
+        return ("error", reply["error"]) if "error" in reply else (("correct" if reply["equal"] else "wrong"), "")
 
     def close(self) -> None:
         """End the idle workers; the next comparison starts new ones."""
@@ -125,7 +118,7 @@ class _Worker:
         return self._process.poll() is None
 
     def ask(self, target: str, prediction: str, timeout_s: float) -> dict[str, Any]:
-        """The reply, with "equal" or "error"; a process that gave none within the time is killed."""
+        """The reply, with "equal" or "error"; a process without one within the time is killed."""
         request = {"target": target, "prediction": prediction, "limit_s": timeout_s}
         try:
             print(json.dumps(request), file=self._requests, flush=True)
@@ -139,7 +132,6 @@ class _Worker:
             raise
 
     def kill(self) -> None:
-        """End the process at once and wait for it."""
         self._process.kill()
         self._process.wait()
         with contextlib.suppress(OSError):  # a request that was not read

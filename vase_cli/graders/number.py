@@ -1,7 +1,6 @@
 """One number in words or symbols, as GSM8K asks for it (https://arxiv.org/abs/2110.14168)."""
 
 import re
-from typing import ClassVar
 
 from vase_cli.errors import DataError
 from vase_cli.graders._latex import last_side, normalize, without_units
@@ -17,8 +16,8 @@ _WORDS = re.compile(r"(?:[A-Za-z]{2,}|(?=[\s/]))(?:(?:\s*/\s*|\s+)[A-Za-z]+)*\s*
 class NumberGrader(Grader):
     """An answer is right if the one number it holds has the gold answer's exact value."""
 
-    name: ClassVar[str] = "number"
-    policies: ClassVar[tuple[str, ...]] = (
+    name = "number"
+    policies = (
         "Only the last balanced, non-empty box of the answer part counts.",
         "Values are compared exactly: 18, 18.00, 36/2 and 1.8e1 are one answer, 18.01 is another.",
         "Thousands separators, currency signs, units and words around the one number are ignored.",
@@ -41,8 +40,8 @@ class NumberGrader(Grader):
 
 
 def _number(text: str) -> Scalar | None:
-    if plain := read_scalar(text):
-        return plain
+    if scalar := read_scalar(text):
+        return scalar
     bare = re.sub(r"\\text\{([^{}]*)\}(?:\^\{?[0-9]\}?)?", r" \1 ", without_units(text)).strip().rstrip(".")
     among = _AMONG_WORDS.fullmatch(bare)
     if among is None or not _WORDS.fullmatch(among["rest"]):

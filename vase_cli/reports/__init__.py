@@ -1,1 +1,1 @@
-"""What people read: tables, figures and pages."""
+"""Reports for people: tables, figures and pages."""

@@ -1,4 +1,4 @@
-"""What a calibration measured, as ratios and as pictures.
+"""The measurements of a calibration as ratios and as pictures.
 
 A ratio that does not exist, as its median is 0, is NaN in an array; letters: L layers, H KV heads.
 """
@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from vase_cli.reports.characters import visible
-from vase_cli.reports.figures import HEAT_STEPS, INK, Picture, drawable, heat_colours, heat_ink, log_scale, style
+from vase_cli.reports.figures import HEAT_STEPS, INK, Picture, drawable, heat_colors, heat_ink, log_scale, style
 from vase_cli.reports.numbers import points, short, tick
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ LIGHT_RATIO = 3.0
 
 
 class Measured:
-    """What a calibration folder holds, as arrays, and the ratios that follow.
+    """The content of a calibration folder as arrays, and the ratios that follow.
 
     Attributes:
         facts: calibration.json.
         numbers: the tensors of calibration.safetensors.
-        heat_top: the ratio at which the heat colours end: the largest, or HEAVY_RATIO, so that models compare.
+        heat_top: the ratio at which the heat colors end: the largest, or HEAVY_RATIO, so that models compare.
     """
 
     def __init__(self, facts: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
@@ -52,15 +52,13 @@ class Measured:
         return _over(self.values(level, segment, metric), self.values(0.5, segment, metric))
 
     def first_ratios(self) -> list[list[float]]:
-        """For each of the first positions, the mean range of every head there over its median after; empty where no
-        text reaches, which a mean of 0 in every head says.
-        """
+        """By first position, the mean range of every head there over its median after; empty where all means are 0."""
         means = self.numbers["first.mean_range"]
         ratios = _over(means, self.values(0.5)[..., None])
         return [present(ratios[..., place]) if means[..., place].any() else [] for place in range(means.shape[-1])]
 
     def heat_step(self, ratio: float) -> int:
-        """The heat colour of a ratio: 0 at 1 or less, the last at the top, equal ratios equally far apart."""
+        """The heat color of a ratio: 0 at 1 or less, the last at the top, equal ratios equally far apart."""
         return min(HEAT_STEPS - 1, int(HEAT_STEPS * math.log(max(1.0, ratio)) / math.log(self.heat_top)))
 
 
@@ -81,18 +79,17 @@ def calibration_pictures(measured: Measured, validation: Mapping[str, Any] | Non
     """Those of :data:`PICTURES` that there are numbers for."""
     example = measured.facts["example"]
     with style():
-        drawn = {
+        pictures = {
             "tail-weight": _tail_weight(measured),
             "range-by-layer": _range_by_layer(measured) if measured.facts["counts"]["rest"] else None,
             "first-positions": _first_positions(measured),
             "thought": _thought(measured) if example and example["tokens"] and example["heads"] else None,
             "validation": _validation(validation["runs"]) if validation and validation["runs"] else None,
         }
-    return {name: picture for name, picture in drawn.items() if picture is not None}
+    return {name: picture for name, picture in pictures.items() if picture is not None}
 
 
 def _tail_weight(measured: Measured) -> Picture:
-    """Two ratios over layer (across) and KV head (down)."""
     import numpy as np
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import LogLocator
@@ -106,15 +103,15 @@ def _tail_weight(measured: Measured) -> Picture:
     panels = picture.figure.subplots(rows, columns, squeeze=False).flatten()
     edges, norm = [np.arange(count + 1) - 0.5 for count in (layers, heads)], LogNorm(1, measured.heat_top, clip=True)
     for axes, (title, grid) in zip(panels, grids.items(), strict=True):
-        mesh = axes.pcolormesh(*edges, grid.T, cmap=heat_colours(), norm=norm, edgecolors=INK["paper"], linewidth=1)
+        mesh = axes.pcolormesh(*edges, grid.T, cmap=heat_colors(), norm=norm, edgecolors=INK["paper"], linewidth=1)
         cells = [(layer, head, float(grid[layer, head])) for head in range(heads) for layer in range(layers)]
         picture.hint(mesh, [f"layer {layer}, KV head {head}: {short(ratio)}" for layer, head, ratio in cells])
         for layer, head, ratio in cells:
             if 6.4 * len(short(ratio)) <= across - 4 and down >= 14:
                 ink = INK["muted" if ratio != ratio else heat_ink(measured.heat_step(ratio))]
                 axes.text(layer, head, short(ratio), color=ink, size=10, ha="center", va="center_baseline")
-        axes.set(title=title, xlabel="layer", xticks=_labelled(layers, across, 26))
-        axes.set(ylabel="KV head", yticks=_labelled(heads, down, 14), ylim=(heads - 0.5, -0.5))
+        axes.set(title=title, xlabel="layer", xticks=_labels(layers, across, 26))
+        axes.set(ylabel="KV head", yticks=_labels(heads, down, 14), ylim=(heads - 0.5, -0.5))
         axes.grid(visible=False)
     inner = LogLocator(subs=[1, 2, 5] if measured.heat_top < 500 else [1]).tick_values(1, measured.heat_top)
     ticks = [value for value in inner if 1 <= value < measured.heat_top / 1.2] + [measured.heat_top]
@@ -130,7 +127,6 @@ def _tail_weight(measured: Measured) -> Picture:
 
 
 def _range_by_layer(measured: Measured) -> Picture:
-    """The distribution of the value range in every layer, over its heads."""
     import numpy as np
 
     picture = Picture(WIDTH, 400, "Distribution of the value range in every layer, on a log scale")
@@ -140,53 +136,51 @@ def _range_by_layer(measured: Measured) -> Picture:
     x, slot = np.arange(len(p1)), (WIDTH - 80) / len(p1)
     width = max(4.0, min(40.0, 0.66 * slot))
     middle, half = np.median(p50, axis=1), width / slot / 2
-    drawn = (
+    artists = (
         axes.vlines(x, low, high, INK["blue-pale"], linewidth=width, label="p1 to p99, widest of its heads"),
         axes.vlines(x, least, most, INK["blue-middle"], linewidth=width, label="p50 of its heads, lowest to highest"),
         axes.hlines(middle, x - half, x + half, INK["ink"], linewidth=1.5, label="their median"),
         axes.scatter(x, top, min(7, width) ** 2, INK["orange"], zorder=3, label="largest value of any head"),
     )
-    said = "layer {}: p1 {}, p50 {} to {}, p99 {}, largest {}"
-    texts = [said.format(layer, *map(short, span)) for layer, span in enumerate(zip(*spans, strict=True))]
-    for artist in drawn:
+    hint = "layer {}: p1 {}, p50 {} to {}, p99 {}, largest {}"
+    texts = [hint.format(layer, *map(short, span)) for layer, span in enumerate(zip(*spans, strict=True))]
+    for artist in artists:
         picture.hint(artist, texts)
     log_scale(axes, np.concatenate(spans), 300)
-    axes.set(xlim=(-0.5, len(x) - 0.5), xticks=_labelled(len(x), slot, 26))
+    axes.set(xlim=(-0.5, len(x) - 0.5), xticks=_labels(len(x), slot, 26))
     axes.set(xlabel="layer", ylabel="value range (log scale)")
     picture.legend(axes)
     return picture
 
 
 def _first_positions(measured: Measured) -> Picture:
-    """The range at the first positions and after them, as multiples of the median of its head."""
     picture = Picture(680, 330, "Range at the first positions, as a multiple of the median of its head")
     axes = picture.figure.subplots()
-    found = measured.first_ratios()
-    spans = {str(at): (min(ratios), median(ratios), max(ratios)) for at, ratios in enumerate(found) if ratios}
+    positions = measured.first_ratios()
+    spans = {str(at): (min(ratios), median(ratios), max(ratios)) for at, ratios in enumerate(positions) if ratios}
     if low := present(measured.ratios(0.01)):
         spans["rest"] = median(low), 1.0, median(present(measured.ratios(0.99)))
-    names = [*map(str, range(len(found))), "rest"]
+    names = [*map(str, range(len(positions))), "rest"]
     x = [names.index(name) for name in spans]
     least, middle, most = zip(*spans.values(), strict=True) if spans else ((), (), ())
-    axes.hlines(1.0, -0.5, len(found), INK["orange"], linewidth=1.5, zorder=1, label="median of the rest")
+    axes.hlines(1.0, -0.5, len(positions), INK["orange"], linewidth=1.5, zorder=1, label="median of the rest")
     bars = axes.vlines(x, least, most, INK["blue-pale"], linewidth=20, label="lowest to highest head")
     dots = axes.scatter(x, middle, 64, INK["blue"], zorder=3, label="median over heads")
-    said = "{0}: median over heads {2}, from {1} to {3}"
+    hint = "{0}: median over heads {2}, from {1} to {3}"
     for artist in (bars, dots):
-        picture.hint(artist, [said.format(name, *map(short, span)) for name, span in spans.items()])
+        picture.hint(artist, [hint.format(name, *map(short, span)) for name, span in spans.items()])
     for at, value in zip(x, middle, strict=True):
         _note(axes, (at, value), short(value), "ink", away=12)
     for at in set(range(len(names))) - set(x):
         axes.text(at, 0.5, "-", transform=axes.get_xaxis_transform(), color=INK["muted"], ha="center")
     log_scale(axes, [1.0, *least, *middle, *most], 240)
     axes.set_xticks(range(len(names)), names)
-    axes.set(xlim=(-0.5, len(found) + 0.5), xlabel="position in the text", ylabel="range / median (log scale)")
+    axes.set(xlim=(-0.5, len(positions) + 0.5), xlabel="position in the text", ylabel="range / median (log scale)")
     picture.legend(axes)
     return picture
 
 
 def _thought(measured: Measured) -> Picture:
-    """The range along one text, one panel for each head, its outlier tokens marked."""
     import numpy as np
 
     example, ranges = measured.facts["example"], measured.numbers["example.range"]
@@ -207,8 +201,8 @@ def _thought(measured: Measured) -> Picture:
         peak = int(values.argmax())
         if p50 > 0 and len(over) and values[peak] >= HEAVY_RATIO:
             away = 7 if peak < 0.8 * len(tokens) else -7
-            named = f"“{drawable(tokens[peak])[:20]}” {short(values[peak])}"
-            _note(axes, (peak, values[peak]), named, "orange", away=away)
+            label = f"“{drawable(tokens[peak])[:20]}” {short(values[peak])}"
+            _note(axes, (peak, values[peak]), label, "orange", away=away)
         if 0 < prompt < len(tokens):
             axes.axvline(prompt - 0.5, color=INK["axis"], linewidth=1.5, label="start of the completion")
     for axes, values, limit in zip(panels, heights, limits, strict=True):
@@ -222,25 +216,24 @@ def _thought(measured: Measured) -> Picture:
 
 
 def _validation(runs: Sequence[Mapping[str, Any]]) -> Picture:
-    """Accuracy of every run, and its paired difference from the full cache, each with its standard error."""
     from matplotlib.ticker import MaxNLocator
 
     picture = Picture(WIDTH, 34 * len(runs) + 90, "Accuracy of every run and its difference from the full cache")
     left, right = picture.figure.subplots(1, 2, sharey=True)
-    for axes, key, error_key, title, colour, sign in (
+    for axes, key, error_key, title, color, sign in (
         (left, "accuracy", "standard_error", "accuracy ± standard error", "blue", ""),
         (right, "difference", "difference_standard_error", "difference from full ± standard error", "orange", "+"),
     ):
         for row, run in enumerate(runs):
             value, error = run[key], run[error_key]
             axes.errorbar(
-                [] if value is None else [value], [] if value is None else [row], xerr=error or 0.0, color=INK[colour],
+                [] if value is None else [value], [] if value is None else [row], xerr=error or 0.0, color=INK[color],
                 fmt="o", markersize=8, capsize=5, capthick=2, elinewidth=2,
             )  # fmt: skip
             reference = value is None and row == 0 and axes is right
-            said, ink = ("reference", "muted") if reference else (points(value, error, sign), "ink")
-            _note(axes, (1, row), said, ink, within=axes.get_yaxis_transform())
-        axes.set_title(title, color=INK[colour])
+            text, ink = ("reference", "muted") if reference else (points(value, error, sign), "ink")
+            _note(axes, (1, row), text, ink, within=axes.get_yaxis_transform())
+        axes.set_title(title, color=INK[color])
         axes.grid(axis="both")
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         signs = {True: sign, False: ""}
@@ -253,16 +246,16 @@ def _validation(runs: Sequence[Mapping[str, Any]]) -> Picture:
 
 
 def _note(
-    axes: "Axes", place: tuple[float, float], text: str, colour: str, *, within: Any = "data", away: float = 7
+    axes: "Axes", place: tuple[float, float], text: str, color: str, *, within: Any = "data", away: float = 7
 ) -> None:
     """A text beside a place of an axes, over what is drawn there."""
     axes.annotate(
-        text, place, (away, 0), xycoords=within, textcoords="offset points", color=INK[colour], size=11,
+        text, place, (away, 0), xycoords=within, textcoords="offset points", color=INK[color], size=11,
         ha="left" if away > 0 else "right", va="center",
         bbox={"facecolor": INK["paper"], "edgecolor": "none", "pad": 1.5},
     )  # fmt: skip
 
 
-def _labelled(count: int, size: float, least: float) -> range:
-    """Which of so many places of one size have a label, where a label needs ``least``."""
+def _labels(count: int, size: float, least: float) -> range:
+    """The labels of ``count`` places of one size: as many as fit where a label needs ``least``."""
     return range(0, count, next((step for step in (1, 2, 4, 5, 10, 20) if step * size >= least), count))

@@ -45,7 +45,7 @@ def calibration_page(facts: Record, numbers: Record, validation: Record | None) 
 
 
 def _summary(measured: Measured) -> list[str]:
-    """What the numbers say as a whole, the verdict first; empty where no head has a ratio."""
+    """Sentences on the numbers as a whole, the verdict first; none where no head has a ratio."""
     upper, largest = present(measured.ratios(0.99)), present(measured.ratios(None))
     if not largest:
         return []
@@ -54,7 +54,7 @@ def _summary(measured: Measured) -> list[str]:
     if between and not heavy:
         verdict += f"; in between: {between:,} of {len(largest):,}"
     layer, head = (int(place[0]) for place in (measured.ratios(None) == max(largest)).nonzero())
-    said = [
+    sentences = [
         verdict,
         f"(max/p50 of at least {HEAVY_RATIO:g} is heavy, under {LIGHT_RATIO:g} is not).",
         f"Over the heads, the median max/p50 is {short(median(largest))} and the median p99/p50 {short(median(upper))}"
@@ -62,31 +62,36 @@ def _summary(measured: Measured) -> list[str]:
     ]
     medians = [median(row) for row in measured.values(0.5).tolist()]
     if len(medians) > 1 and medians[0] > 0:
-        said += [f"The median range of the last layer is {short(medians[-1] / medians[0])} times that of the first."]
+        sentences += [
+            f"The median range of the last layer is {short(medians[-1] / medians[0])} times that of the first."
+        ]
     if first := measured.first_ratios()[0]:
-        said += [f"At position 0 the range is {short(median(first))} times the median of the rest (median over heads)."]
-    return said
+        sentences += [
+            f"At position 0 the range is {short(median(first))} times the median of the rest (median over heads)."
+        ]
+    return sentences
 
 
 def _tables(measured: Measured, validation: Record | None) -> dict[str, Any]:
-    """The rows of the page's tables; a cell is a text, or a record of a token and perhaps of what is beside it."""
+    """The rows of the page's tables; a cell is a text, or a record of a token and perhaps of its neighbors."""
     facts, segments = measured.facts, []
     for metric in facts["metrics"]:
         for segment, name in _SEGMENTS.items():
             grids = [measured.values(0.5, segment, metric)]
             grids += [measured.ratios(level, segment, metric) for level in (0.99, None)]
-            found = [present(grid) if facts["counts"][segment] else [] for grid in grids]
-            cells = [*(median(values) if values else None for values in found), max(found[-1], default=None)]
+            heads = [present(grid) if facts["counts"][segment] else [] for grid in grids]
+            cells = [*(median(values) if values else None for values in heads), max(heads[-1], default=None)]
             segments.append([metric, name, number(facts["counts"][segment]), *map(short, cells)])
     tokens = [
-        [found, found["token_id"], number(found["entries"]),
-         percent(found["share_of_outliers"]), percent(found["share_of_text"])]
-        for found in facts["outlier_tokens"]
+        [token, token["token_id"], number(token["entries"]),
+         percent(token["share_of_outliers"]), percent(token["share_of_text"])]
+        for token in facts["outlier_tokens"]
     ]  # fmt: skip
     outliers = [
-        [found, found["segment"], found["problem"], f"{found['layer']}, {found['head']}", short(found["range"]),
-         short(found["ratio"]), f"{found['position']:,} of {found['text_tokens']:,}", percent(found["share"])]
-        for found in facts["outliers"]
+        [outlier, outlier["segment"], outlier["problem"], f"{outlier['layer']}, {outlier['head']}",
+         short(outlier["range"]), short(outlier["ratio"]), f"{outlier['position']:,} of {outlier['text_tokens']:,}",
+         percent(outlier["share"])]
+        for outlier in facts["outliers"]
     ]  # fmt: skip
     lengths = [
         [task, *(number(texts[key]) for key in ("texts", "mean", "sd", "min", "median", "max"))]

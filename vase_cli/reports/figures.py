@@ -1,6 +1,6 @@
 """Figures: how they look, and their form as a file or as part of a page.
 
-Lengths are CSS pixels, 72 to matplotlib's inch, so that a point is a pixel. No two colours are alike: inside a page
+Lengths are CSS pixels, 72 to matplotlib's inch, so that a point is a pixel. No two colors are alike: inside a page
 each becomes a CSS variable, light or dark with the page, while a file is always light.
 """
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from matplotlib.collections import Collection
     from matplotlib.colors import Colormap
 
-# On a light page and in a file; on a dark page. Blue and orange differ for colour-blind readers too.
-COLOURS = {
+# On a light page and in a file; on a dark page. Blue and orange differ for color-blind readers too.
+COLORS = {
     "paper": ("#ffffff", "#16191d"), "grid": ("#e4e7ea", "#2c3138"), "axis": ("#8b939b", "#6d757d"),
     "muted": ("#5b636b", "#a3abb3"), "ink": ("#1c2024", "#e6e8ea"), "orange": ("#c2410c", "#fb9a5c"),
     "blue": ("#1f63ad", "#74b3f2"), "blue-middle": ("#7fb0df", "#38699b"), "blue-pale": ("#d6e6f5", "#223a53"),
     "on-low": ("#1a0f08", "#f3ebe3"), "on-high": ("#fffffe", "#0f0a06"),
 }  # fmt: skip
-INK = {name: light for name, (light, _) in COLOURS.items()}
+INK = {name: light for name, (light, _) in COLORS.items()}
 HEAT_STEPS = 32
 _HEAT = (
     ("#f7f3ee", "#fdd8a8", "#f7924f", "#bf2f18", "#6b0710"),
@@ -59,8 +59,8 @@ def style() -> Iterator[None]:
         yield
 
 
-def heat_colours(*, dark: bool = False) -> "Colormap":
-    """:data:`HEAT_STEPS` colours from pale to strong; what has no value is as the grid."""
+def heat_colors(*, dark: bool = False) -> "Colormap":
+    """:data:`HEAT_STEPS` colors from pale to strong; what has no value is as the grid."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("heat", _HEAT[dark], HEAT_STEPS).with_extremes(bad=INK["grid"])
@@ -68,21 +68,21 @@ def heat_colours(*, dark: bool = False) -> "Colormap":
 
 @cache
 def palette() -> dict[str, tuple[str, str]]:
-    """The light and the dark form of every colour, ``heat-0`` to ``heat-31`` included."""
+    """The light and the dark form of every color, ``heat-0`` to ``heat-31`` included."""
     from matplotlib.colors import to_hex
 
-    light, dark = heat_colours(), heat_colours(dark=True)
-    return COLOURS | {f"heat-{step}": (to_hex(light(step)), to_hex(dark(step))) for step in range(HEAT_STEPS)}
+    light, dark = heat_colors(), heat_colors(dark=True)
+    return COLORS | {f"heat-{step}": (to_hex(light(step)), to_hex(dark(step))) for step in range(HEAT_STEPS)}
 
 
 def heat_ink(step: int) -> str:
-    """The name of the colour of text on a heat colour."""
+    """The name of the color of text on a heat color."""
     return "on-high" if step >= 20 else "on-low"
 
 
 def drawable(text: str) -> str:
     """Text in which a character that has no shape, or none in the figures' font, shows as its code."""
-    return "".join(each if ord(each) in _glyphs() else f"\\u{{{ord(each):x}}}" for each in visible(text))
+    return "".join(sign if ord(sign) in _glyphs() else f"\\u{{{ord(sign):x}}}" for sign in visible(text))
 
 
 @cache
@@ -96,10 +96,10 @@ def log_scale(axes: "Axes", values: Iterable[float], pixels: float) -> None:
     """Make the y axis, of so many pixels, logarithmic for these values, with 0 at its foot where one is 0."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    listed = [*values]
-    low, high = (end((value for value in listed if value > 0), default=1.0) for end in (min, max))
+    values = [*values]
+    low, high = (end((value for value in values if value > 0), default=1.0) for end in (min, max))
     locator = LogLocator(subs=[1, 2, 5] if pixels > 50 * math.log10(high / low) else [1])
-    if min(listed) > 0:
+    if min(values) > 0:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(locator)
     else:
@@ -126,7 +126,7 @@ class Picture:
             line.set_linewidth(min(line.get_linewidth(), 12))
 
     def hint(self, artist: "Collection", texts: list[str]) -> None:
-        """What the elements of a collection say, in their order, to a reader of the page who points at them."""
+        """Set the texts that the elements of a collection, in their order, show to a reader who points at them."""
         artist.set_gid(f"hints-{len(self._hints)}")
         self._hints[f"hints-{len(self._hints)}"] = texts
 
@@ -139,21 +139,21 @@ class Picture:
         return file.getvalue()
 
     def inline(self, name: str) -> str:
-        """The figure as an SVG element of a page, in the page's font and colours; ``name-`` begins every id in it."""
+        """The figure as an SVG element of a page, in the page's font and colors; ``name-`` begins every id in it."""
         root = ElementTree.fromstring(self.save("svg"))
         # The first two elements are facts about the file, and a style that all elements of the page would have.
         root[:2] = []
         for group in root.iterfind(".//{*}g"):
-            drawn = (element for part in group if not part.tag.endswith("defs") for element in part.iter())
-            shapes = [element for element in drawn if element.tag.endswith(("path", "use"))]
+            elements = (element for part in group if not part.tag.endswith("defs") for element in part.iter())
+            shapes = [element for element in elements if element.tag.endswith(("path", "use"))]
             for shape, text in zip(shapes, self._hints.get(group.get("id", ""), ()), strict=False):
                 ElementTree.SubElement(shape, "title").text = text
-        variables = {light: f"var(--{colour})" for colour, (light, _) in palette().items()}
+        variables = {light: f"var(--{color})" for color, (light, _) in palette().items()}
 
         def adapted(key: str, value: str) -> str:
             if key == "style":
                 value = re.sub("font-family: [^;]*;? ?", "", value)
-                return re.sub("#[0-9a-f]{6}", lambda found: variables.get(found[0], found[0]), value)
+                return re.sub("#[0-9a-f]{6}", lambda color: variables.get(color[0], color[0]), value)
             if key in ("href", "clip-path"):
                 return value.replace("#", f"#{name}-")
             return f"{name}-{value}" if key == "id" else " ".join(value.split())

@@ -17,8 +17,8 @@ def page(template: str, values: Mapping[str, Any], pictures: Mapping[str, figure
     """A page from ``templates/``, its pictures inside; texts are escaped, and show as :func:`visible`."""
     from markupsafe import Markup
 
-    drawn = {name: Markup(picture.inline(name)) for name, picture in pictures.items()}
-    return _environment().get_template(template).render(values, pictures=drawn).encode()
+    elements = {name: Markup(picture.inline(name)) for name, picture in pictures.items()}
+    return _environment().get_template(template).render(values, pictures=elements).encode()
 
 
 @cache
@@ -41,4 +41,4 @@ def flowing(text: str) -> "Markup":
     """Running text, in which line breaks and tabs are themselves."""
     from markupsafe import escape
 
-    return escape("".join(each if each in "\n\t" else visible(each) for each in text))
+    return escape("".join(sign if sign in "\n\t" else visible(sign) for sign in text))

@@ -10,33 +10,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells under headings.
-
-    Attributes:
-        headings, rows: every row has a cell for each heading.
-        title: a line above; none if empty.
-        notes: lines below.
-        left: how many of the first columns hold text; the others hold numbers, aligned to the right.
-        whole: how many of the first columns never break on a narrow terminal.
-    """
+    """Cells under headings."""
 
     headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    title: str = ""
-    notes: Sequence[str] = ()
-    left: int = 1
-    whole: int = 0
+    rows: Sequence[Sequence[str]]  # each with a cell for each heading
+    title: str = ""  # a line above; none if empty
+    notes: Sequence[str] = ()  # lines below
+    left: int = 1  # so many first columns hold text; the others hold numbers, aligned to the right
+    whole: int = 0  # so many first columns never break on a narrow terminal
 
     def lines(self) -> list[str]:
         """The table as plain text, columns two blanks apart."""
         cells = [list(self.headings), *map(list, self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [self.title] if self.title else []
+        sides = [str.ljust if column < self.left else str.rjust for column in range(len(widths))]
         for row in cells:
-            aligned = (
-                cell.ljust(width) if number < self.left else cell.rjust(width)
-                for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
+            aligned = (align(cell, width) for align, cell, width in zip(sides, row, widths, strict=True))
             lines.append("  ".join(aligned).rstrip())
         return [*lines, *self.notes]
 
@@ -50,12 +40,9 @@ class Table:
         title, caption = Text(self.title) if self.title else None, Text("\n".join(self.notes)) if self.notes else None
         table = Table(title=title, caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=0)
         for column, heading in enumerate(self.headings):
-            table.add_column(
-                heading,
-                justify="left" if column < self.left else "right",
-                no_wrap=column < self.whole,
-                overflow="ellipsis" if column < self.whole else "fold",
-            )
+            whole = column < self.whole
+            table.add_column(heading, no_wrap=whole, overflow="ellipsis" if whole else "fold")
+            table.columns[column].justify = "left" if column < self.left else "right"
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table

@@ -1,4 +1,4 @@
-"""Local problem files: where they are looked for, and their rows with the line each starts on."""
+"""Local problem files: their places, and their rows with the line each starts on."""
 
 import csv
 import io
@@ -21,10 +21,10 @@ _OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n]*(\]?)[ \t\r\n]*")
 _SEPARATOR = re.compile(r"[ \t\r\n]*([,\]])[ \t\r\n]*")
 
 
-def named_data(data: Path | None) -> Path | None:
-    """Where problems are looked for: in ``data``, else in ``$VASE_DATA``; None where neither is given."""
-    named = str(data) if data is not None else os.environ.get("VASE_DATA", "")
-    return Path(named).expanduser() if named else None
+def data_path(data: Path | None) -> Path | None:
+    """The file or folder to look for problems in: ``data``, else ``$VASE_DATA``, else None."""
+    path = str(data) if data is not None else os.environ.get("VASE_DATA", "")
+    return Path(path).expanduser() if path else None
 
 
 def find_data(task: str, data: Path | None) -> Path | None:
@@ -34,18 +34,18 @@ def find_data(task: str, data: Path | None) -> Path | None:
     ``$VASE_DATA`` may lack a task, which then comes from the hub; ``data`` may not.
 
     Raises:
-        DataError: no such file or folder, or a file that is named after another task.
+        DataError: no such file or folder, or a file with another task's name.
     """
-    path = named_data(data)
+    path = data_path(data)
     if path is None:
         return None
     origin = str(data) if data is not None else f"$VASE_DATA ({os.environ['VASE_DATA']})"
     if path.is_dir():
-        found = next((file for suffix in SUFFIXES if (file := path / f"{task}{suffix}").is_file()), None)
-        if found is None and data is not None:
-            beside = ", ".join(_problem_files(path)) or "no problem file"
-            raise DataError(f"{origin} has no {task}{'|'.join(SUFFIXES)}; it has: {beside}")
-        return found
+        file = next(filter(Path.is_file, (path / f"{task}{suffix}" for suffix in SUFFIXES)), None)
+        if file is None and data is not None:
+            others = ", ".join(_problem_files(path)) or "no problem file"
+            raise DataError(f"{origin} has no {task}{'|'.join(SUFFIXES)}; it has: {others}")
+        return file
     if not path.is_file():
         raise DataError(missing_file(origin, path))
     # Grading one benchmark's rows under another's name would look like a result.
@@ -55,7 +55,7 @@ def find_data(task: str, data: Path | None) -> Path | None:
 
 
 def missing_file(origin: str, path: Path) -> str:
-    """The one line for a file that is not there: the nearest name beside it."""
+    """The message for a file that is not there: the nearest name beside it."""
     try:
         close = nearest(path.name, _problem_files(path.parent))
     except OSError:
@@ -95,7 +95,6 @@ def _json_lines(path: Path, raw: bytes) -> Iterator[Row]:
 
 
 def _json_line(line: bytes) -> tuple[Any, str]:
-    """The value of a line, or why there is none."""
     if b"\0" in line:
         return None, "holds a NUL byte"
     if line.startswith(_BOM):
@@ -165,5 +164,4 @@ def _parquet(path: Path, raw: bytes) -> Iterator[Row]:
         rows = table.read(columns=columns).to_pylist()
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
-    for number, fields in enumerate(rows, start=1):
-        yield Row(f"{path} row {number}", fields)
+    yield from (Row(f"{path} row {number}", fields) for number, fields in enumerate(rows, start=1))

@@ -22,7 +22,7 @@ class HubSource:
 
 
 def read_hub(task: str, source: HubSource, *, gated: bool) -> Iterator[Row]:
-    """The rows of one hub dataset, downloaded once and then taken from the hub's cache.
+    """The rows of one hub dataset, downloaded at the first call and then read from the hub's cache.
 
     Raises:
         DataError: it cannot be loaded (offline, gated, gone), with the way out.
@@ -43,5 +43,4 @@ def read_hub(task: str, source: HubSource, *, gated: bool) -> Iterator[Row]:
             f"a folder with {task}.jsonl in it"
         ) from error
     rows = rows.select_columns([name for name in rows.column_names if field_key(name) in KNOWN_FIELDS])
-    for number, fields in enumerate(rows, start=1):
-        yield Row(f"{source.id} row {number}", fields, id_prefix=source.id_prefix)
+    yield from (Row(f"{source.id} row {at}", fields, id_prefix=source.id_prefix) for at, fields in enumerate(rows, 1))

@@ -19,7 +19,7 @@ KNOWN_FIELDS = frozenset({*QUESTION, *FINAL_ANSWER, *ID, *OPTIONS})
 
 
 class RowError(Exception):
-    """Why one row cannot be used; ``str()`` of it names the field."""
+    """The reason why a row cannot be used; ``str()`` of it names the field."""
 
 
 def field_key(name: str) -> str:
@@ -31,14 +31,14 @@ class Fields:
     """A row's fields under their aliases; every getter raises ``RowError`` naming the field."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
-        self._found: dict[str, tuple[str, Any]] = {}
+        self._fields: dict[str, tuple[str, Any]] = {}
         for name, value in raw.items():
-            self._found.setdefault(field_key(name), (name, value))
+            self._fields.setdefault(field_key(name), (name, value))
 
     def find(self, aliases: tuple[str, ...]) -> tuple[str, Any] | None:
         """Name as written and value of the first alias that is there and not null."""
-        found = (self._found.get(alias) for alias in aliases)
-        return next((field for field in found if field is not None and field[1] is not None), None)
+        fields = (self._fields.get(alias, ("", None)) for alias in aliases)
+        return next((field for field in fields if field[1] is not None), None)
 
     def text(self, aliases: tuple[str, ...]) -> str:
         """A field that must be text, stripped, not empty."""
@@ -46,28 +46,29 @@ class Fields:
 
     def scalar(self, aliases: tuple[str, ...], kinds: str = "text or a number") -> str:
         """A field of text or of one number, as text: 70 and 70.0 are both "70"."""
-        found = self.find(aliases)
-        if found is None:
-            first, *others = dict.fromkeys(f"'{alias}'" for alias in aliases)
-            raise RowError(f"no field {first}" + (f" (or {' or '.join(others)})" if others else ""))
-        return _scalar(*found, kinds)
+        if field := self.find(aliases):
+            return _scalar(*field, kinds)
+        first, *others = (f"'{alias}'" for alias in aliases)
+        raise RowError(f"no field {first}" + (f" (or {' or '.join(others)})" if others else ""))
 
     def row_id(self) -> str | None:
         """The row's own id, None if it has none; it may not hold a line break."""
-        found = self.find(ID)
-        value = _scalar(*found) if found else None
-        if found and value and value.splitlines() != [value]:
-            raise RowError(f"field '{found[0]}' holds a line break")
+        field = self.find(ID)
+        if field is None:
+            return None
+        value = _scalar(*field)
+        if value.splitlines() != [value]:
+            raise RowError(f"field '{field[0]}' holds a line break")
         return value
 
 
 @dataclass(frozen=True)
 class Row:
-    """One raw row: where it stands, and what it holds, or why it cannot be read."""
+    """One raw row."""
 
     where: str  # "gsm8k.jsonl:12", "gsm8k.parquet row 12" or "openai/gsm8k row 12"
     value: Any
-    fault: str = ""
+    fault: str = ""  # why it cannot be read
     id_prefix: str = ""  # keeps ids apart where a task joins several datasets
 
     def fields(self) -> Fields:
@@ -110,9 +111,9 @@ def read_choice(fields: Fields, problem_id: str, seed: int) -> Reading:
 def read_final_answer(fields: Fields, problem_id: str, seed: int) -> Reading:
     """OlympiadBench's form: ``final_answer`` is a list, each entry perhaps between dollar signs."""
     question = fields.text(QUESTION)
-    if (found := fields.find(FINAL_ANSWER)) is None:
+    if (field := fields.find(FINAL_ANSWER)) is None:
         raise RowError("no field 'final_answer' (or 'answer')")
-    name, value = found
+    name, value = field
     parts = value if isinstance(value, list) else [value]
     # The answers are LaTeX throughout; the dollars only mark it, and the grader takes LaTeX as it is.
     answer = ", ".join(re.sub(r"(?<!\\)\$", "", _scalar(name, part)).strip() for part in parts)

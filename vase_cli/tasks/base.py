@@ -1,7 +1,7 @@
-"""What a task is, its problems, and how names on the command line become tasks.
+"""Tasks, their problems, and the tasks that names on the command line stand for.
 
-A task is one file of facts that defines ``TASK`` and has its name. Its problems come from a local file where one is
-given, else from the hub at a pinned revision, or from the task's own generator.
+A task is one file of facts that defines ``TASK`` and has its name. Its problems come from a local file if the user
+names one, else from the hub at a pinned revision, or from the task's own generator.
 """
 
 import re
@@ -37,12 +37,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class ProblemSet:
-    """A task's problems, where they came from, and one line for each row that was skipped."""
+    """A task's problems."""
 
     task: str
     problems: tuple[Problem, ...]
     source: str
-    skipped_rows: tuple[str, ...] = ()
+    skipped_rows: tuple[str, ...] = ()  # a message for each
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Task:
     hub: tuple[HubSource, ...] = ()  # empty where ``generate`` makes the problems
     count: int | None = None  # problems on the hub or generated; None for a user's own file
     license: str = ""
-    url: str = ""  # its page; the dataset's on the hub unless said otherwise
-    samples: int = 1  # completions per problem unless said otherwise
+    url: str = ""  # its page; by default the dataset's on the hub
+    samples: int = 1  # completions per problem by default
     version: int = 1  # rises with any change that moves results
     fallbacks: tuple[str, ...] = ()  # the grader's rules for an answer that is not in the last box, in their order
     prompt_format: str = BOXED_ANSWER  # holds ``{question}``
@@ -110,10 +110,10 @@ class Task:
         return ProblemSet(self.name, tuple(problems[:limit]), source, tuple(faults))
 
     def parse(self, rows: Iterable[Row], *, seed: int) -> tuple[list[Problem], list[str]]:
-        """Problems of the usable rows, and one line for each other row: where it is and what is wrong."""
+        """Problems of the usable rows, and a message for each other row: where it is and what is wrong."""
         problems: dict[str, Problem] = {}
         first_seen: dict[str, str] = {}
-        faults: list[str] = []
+        faults = []
         for index, row in enumerate(rows):
             try:
                 fields = row.fields()
@@ -146,28 +146,27 @@ def resolve_tasks(names: Sequence[str], grader: str | None = None) -> list[Task]
         ConfigError: no such task or grader; a file without ``grader``, or ``grader`` without a file.
         DataError: no such file.
     """
-    found: dict[str, Task] = {}
+    tasks: dict[str, Task] = {}
     for name in names:
-        for task in _named(name, grader):
-            if found.setdefault(task.name, task) != task:
+        for task in _tasks_of(name, grader):
+            if tasks.setdefault(task.name, task) != task:
                 raise ConfigError(f"{name}: another task of this run is called '{task.name}'; rename the file")
-    if grader is not None and all(task.path is None for task in found.values()):
+    if grader is not None and all(task.path is None for task in tasks.values()):
         raise ConfigError(f"--grader {grader} is for problem files; a registered task has its own grader")
-    return list(found.values())
+    return list(tasks.values())
 
 
-def _named(name: str, grader: str | None) -> list[Task]:
+def _tasks_of(name: str, grader: str | None) -> list[Task]:
     registered = plugins.names("tasks")
     if name in registered:
         return [plugins.load("tasks", name)]
     if "/" in name or "\\" in name or Path(name).suffix in SUFFIXES:
         return [_file_task(name, grader)]
-    every: list[Task] = [plugins.load("tasks", each) for each in registered]
-    members = [task for task in every if name in task.groups]
-    if not members:
-        groups = {group for task in every for group in task.groups}
-        raise ConfigError(f"no task '{name}'; {did_you_mean(name, {*registered, *groups})}")
-    return members
+    tasks: list[Task] = [plugins.load("tasks", known) for known in registered]
+    if members := [task for task in tasks if name in task.groups]:
+        return members
+    groups = {group for task in tasks for group in task.groups}
+    raise ConfigError(f"no task '{name}'; {did_you_mean(name, {*registered, *groups})}")
 
 
 def _file_task(name: str, grader: str | None) -> Task:
@@ -180,12 +179,6 @@ def _file_task(name: str, grader: str | None) -> Task:
         own = f" (or run the task itself: {path.stem} --data {name})" if path.stem in plugins.names("tasks") else ""
         raise ConfigError(f"{name} needs --grader, one of: {', '.join(plugins.names('graders'))}{own}")
     plugins.load("graders", grader)
-    choice = grader == "choice"
-    return Task(
-        name=re.sub(r"[^\w.-]+", "-", path.stem).strip("-.") or "problems",
-        title=f"problems of {path.name}",
-        grader=grader,
-        prompt_format=BOXED_LETTER if choice else BOXED_ANSWER,
-        read=read_choice if choice else read_answer,
-        path=path,
-    )
+    task = re.sub(r"[^\w.-]+", "-", path.stem).strip("-.") or "problems"
+    prompt_format, read = (BOXED_LETTER, read_choice) if grader == "choice" else (BOXED_ANSWER, read_answer)
+    return Task(task, f"problems of {path.name}", grader, prompt_format=prompt_format, read=read, path=path)

@@ -7,9 +7,7 @@ TASK = Task(
     name="olympiadbench",
     title="OlympiadBench, OE_TO_maths_en_COMP",
     hub=(
-        HubSource(
-            "Hothan/OlympiadBench", "train", "91184b52131e7fc9455fef848035173aea8cc01a", config="OE_TO_maths_en_COMP"
-        ),
+        HubSource("Hothan/OlympiadBench", "train", "91184b52131e7fc9455fef848035173aea8cc01a", "OE_TO_maths_en_COMP"),
     ),
     count=674,
     license="Apache-2.0",

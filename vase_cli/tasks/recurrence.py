@@ -57,7 +57,7 @@ class Recurrence:
 
     @property
     def held_out(self) -> bool:
-        """Whether it is for testing: one in 16, decided by all its numbers but ``terms``, so that no prefix leaks."""
+        """True if it is for testing: 1 in 16, decided by all its numbers but ``terms``, so that no prefix leaks."""
         numbers = f"{self.first} {self.second} {self.even_factor} {self.odd_factor} {self.addend} {self.modulus}"
         return zlib.crc32(numbers.encode()) % 16 == 0
 
@@ -68,11 +68,11 @@ def draw(rng: random.Random, *, held_out: bool) -> Recurrence:
         modulus = rng.randint(40, 69)
         even_factor, odd_factor = rng.sample(range(2, 7), 2)
         first, second = rng.randrange(modulus), rng.randrange(modulus)
-        found = Recurrence(first, second, even_factor, odd_factor, rng.randint(1, 20), modulus, rng.randint(29, 35))
-        if found.held_out == held_out:
-            pairs = list(pairwise([first, second, *(term for *_, term in found.steps())]))
+        problem = Recurrence(first, second, even_factor, odd_factor, rng.randint(1, 20), modulus, rng.randint(29, 35))
+        if problem.held_out == held_out:
+            pairs = list(pairwise([first, second, *(term for *_, term in problem.steps())]))
             if len(set(pairs)) == len(pairs):
-                return found
+                return problem
 
 
 def held_out_problems() -> list[Recurrence]:
@@ -84,9 +84,7 @@ def held_out_problems() -> list[Recurrence]:
 TASK = Task(
     name="recurrence",
     title="Recurrences modulo a small number, generated",
-    generate=lambda: [
-        Problem(str(index), each.question, each.answer) for index, each in enumerate(held_out_problems())
-    ],
+    generate=lambda: [Problem(str(at), test.question, test.answer) for at, test in enumerate(held_out_problems())],
     count=_PROBLEMS,
     license="MIT",
     grader="integer",
