@@ -36,7 +36,7 @@ SMALL = ("--max-new-tokens", "24", "--slots", "3", "--problems", PROBLEMS, "--te
 def _page_is_drawn_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures take longer than the calibration: only the test of what is written draws them."""
     if request.function is not test_it_measures_writes_and_says_where:
-        monkeypatch.setattr(calibrate, "_page", lambda folder: [])
+        monkeypatch.setattr(calibrate, "write_page", lambda folder: [])
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ class Fields:
         """A field of text or of one number, as text: 70 and 70.0 are both "70"."""
         if field := self.find(aliases):
             return _scalar(*field, kinds)
-        first, *others = (f"'{alias}'" for alias in aliases)
+        first, *others = (f"'{alias}'" for alias in dict.fromkeys(aliases))
         raise RowError(f"no field {first}" + (f" (or {' or '.join(others)})" if others else ""))
 
     def row_id(self) -> str | None:
