@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from vase_cli.config.resolve import load_entry, load_recipe, resolve_recipe
 from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, RecipeFile, SamplingParams, Thinking
 from vase_cli.config.types import HUB_ID, DType
-from vase_cli.errors import ConfigError, did_you_mean
+from vase_cli.errors import ConfigError, did_you_mean, first_line
 
 Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
@@ -221,7 +221,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{path}: cannot be read as JSON: {first_line(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: not a JSON object")
     return data

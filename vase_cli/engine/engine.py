@@ -30,7 +30,7 @@ from vase_cli.engine.sequences import Flight, Launched, RunningText
 from vase_cli.engine.settings import EngineSettings, check_settings
 from vase_cli.engine.steps import PrefillStep
 from vase_cli.engine.timing import StepTimer, mark, milliseconds
-from vase_cli.errors import ConfigError, ModelError
+from vase_cli.errors import ConfigError, ModelError, first_line
 from vase_cli.eviction.base import EvictionPolicy
 from vase_cli.models.language_model import LanguageModel
 from vase_cli.randomness import stream_key
@@ -99,7 +99,7 @@ class Engine:
         try:
             self._allocate()
         except torch.OutOfMemoryError as error:
-            asked = str(error).splitlines()[0]
+            asked = first_line(error)
             raise ModelError(
                 f"out of memory for a cache of {settings.slots} slots ({asked}): use fewer --slots, or a smaller "
                 "budget or limit"
@@ -145,7 +145,7 @@ class Engine:
                 try:
                     yield from self._advance(waiting)
                 except torch.OutOfMemoryError as error:
-                    memory_error = str(error).splitlines()[0]
+                    memory_error = first_line(error)
                 if memory_error:  # outside of the handler, whose traceback keeps tensors alive
                     yield self._shrink(waiting, memory_error)
         finally:
@@ -365,7 +365,7 @@ class Engine:
                 self._allocate()
                 memory_error = ""
             except torch.OutOfMemoryError as error:
-                memory_error = str(error).splitlines()[0]
+                memory_error = first_line(error)
         slots = "one slot" if self.settings.slots == 1 else f"{self.settings.slots} slots"
         return Notice(
             f"out of memory: going on with {slots}; unfinished texts ({len(unfinished)}) start again, finished ones "

@@ -9,7 +9,6 @@ Shapes: B rows, Hq query heads, H KV heads, D head dim, V vocabulary.
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -37,8 +36,10 @@ class CompiledForward:
     """A decode step, token ids and positions, (B, 1) int64, to logits, (B, V), whose attention calls :func:`attend`."""
 
     def __init__(self, forward: Callable[[Tensor, Tensor], Tensor]) -> None:
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "vase" / "torchinductor"))
+        import platformdirs
+
+        caches = platformdirs.user_cache_path("vase", appauthor=False)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "torchinductor"))
         self._forward = torch.compile(forward, dynamic=False, fullgraph=True)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:

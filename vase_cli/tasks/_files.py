@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vase_cli import plugins
-from vase_cli.errors import DataError, decode_text, nearest
+from vase_cli.errors import DataError, decode_text, first_line, nearest
 from vase_cli.tasks._rows import KNOWN_FIELDS, Row, field_key
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -163,5 +163,5 @@ def _parquet(path: Path, raw: bytes) -> Iterator[Row]:
         columns = [name for name in table.schema_arrow.names if field_key(name) in KNOWN_FIELDS]
         rows = table.read(columns=columns).to_pylist()
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
+        raise DataError(f"{path}: not a readable Parquet file: {first_line(error)}") from error
     yield from (Row(f"{path} row {number}", fields) for number, fields in enumerate(rows, start=1))
