@@ -65,7 +65,7 @@ def test_out_of_memory_in_a_prefill_keeps_the_request(
 def test_out_of_memory_with_one_slot_is_one_line(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     model = load_model(model_folder("qwen3"))
     fail_at(monkeypatch, DecodeLoop, "step", {5})
-    line = r"^out of memory with one slot \(CUDA out of memory\. Tried to allocate 2 GiB\.\): use a smaller budget"
+    line = r"^out of memory with one slot \(CUDA out of memory\. Tried to allocate 2 GiB\): use a smaller budget"
     with pytest.raises(ModelError, match=line):
         list(make_engine(model, slots=1).generate(make_requests()))
 
