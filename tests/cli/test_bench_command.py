@@ -237,7 +237,7 @@ def test_memory_that_does_not_suffice_is_a_result(vase: Shell, monkeypatch: pyte
     )
     cells = records(outcome.lines())
     assert [cell["status"] for cell in cells] == ["out of memory", "ok", "out of memory"]
-    shortage = "out of memory for a cache of 2 slots (out of memory. Tried to allocate 2 GiB.)"
+    shortage = "out of memory for a cache of 2 slots (out of memory. Tried to allocate 2 GiB)"
     assert cells[0]["error"].startswith(shortage)
     assert "900 slots do not fit" in cells[2]["error"]
     assert json.loads(outcome.lines()[-1])["out_of_memory"] == 2

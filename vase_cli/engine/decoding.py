@@ -111,7 +111,7 @@ class DecodeLoop:
         cache.lengths += state.active
 
 
-class StepResults(NamedTuple):
+class StepOutput(NamedTuple):
     """The results of a step on the host, of each row."""
 
     tokens: Sequence[int]
@@ -119,11 +119,11 @@ class StepResults(NamedTuple):
     bad_layers: Sequence[int] = ()  # of each row that was cut: the first layer that was not finite, L if all were
 
 
-class Readback:
+class PendingOutput:
     """Results on their way from the device: copied behind the work that makes them, read when they are there."""
 
     def __init__(self, tokens: Tensor, finite: Tensor, bad_layers: Tensor | None) -> None:
-        """Start copying integer vectors, see :class:`StepResults`; None where no row was cut."""
+        """Start copying integer vectors, see :class:`StepOutput`; None where no row was cut."""
         values = [tokens, finite] if bad_layers is None else [tokens, finite, bad_layers]
         self._event: torch.cuda.Event | None = None
         if tokens.is_cuda:
@@ -135,8 +135,8 @@ class Readback:
         else:
             self._values = [value.clone() for value in values]
 
-    def read(self) -> StepResults:
+    def read(self) -> StepOutput:
         """Wait for the copies."""
         if self._event is not None:
             self._event.synchronize()
-        return StepResults(*(value.tolist() for value in self._values))
+        return StepOutput(*(value.tolist() for value in self._values))

@@ -1,7 +1,7 @@
-"""Slots: admit -> prefill -> decode -> cut -> emit.
+"""The engine: schedule, launch a step, process the output of the step before it.
 
-A fixed number of slots, each a row of the static cache. A finished text frees its slot for the next
-request at once (continuous batching). Rows are packed from slot 0 with their own lengths; a text is
+A fixed number of rows of the static cache; a finished sequence frees its row for the next request at once
+(continuous batching). Rows are packed from slot 0 with their own lengths; a text is
 prefilled by itself and every decode step runs over all slots, so the shape of all arithmetic, and with
 counter-based randomness every token, is the same whoever the neighbours are.
 
@@ -14,7 +14,8 @@ Shapes: B slots, L layers, S cached tokens a row can hold, H KV heads, D head di
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import Literal
 
@@ -23,10 +24,11 @@ import torch
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.engine.cache import StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
-from vase_cli.engine.decoding import DecodeLoop, Readback, SlotState, set_row
+from vase_cli.engine.decoding import DecodeLoop, PendingOutput, SlotState, set_row
 from vase_cli.engine.requests import Completion, EngineStats, FinishReason, NewTokens, Notice, Request
 from vase_cli.engine.sampling import sample
-from vase_cli.engine.sequences import Flight, Launched, RunningText
+from vase_cli.engine.scheduler import Scheduler
+from vase_cli.engine.sequence import Batch, BatchEntry, Sequence, SequenceStatus
 from vase_cli.engine.settings import EngineSettings, check_settings
 from vase_cli.engine.steps import PrefillStep
 from vase_cli.engine.timing import StepTimer, mark, milliseconds
@@ -91,8 +93,8 @@ class Engine:
         self._run_ahead = self._cuda if run_ahead is None else run_ahead
         self._cutter: Cutter | None = None
         self._loop: DecodeLoop | None = None
-        self._sequences: list[RunningText | None] = []
-        self._flights: deque[Flight] = deque()
+        self._scheduler = Scheduler(settings.slots, lambda request: self._stream_key(request, "eviction"))
+        self._launched: deque[Batch] = deque()
         self._notices: list[str] = []
         self._read_s = 0.0
         model.reserve(settings.max_total_tokens)
@@ -117,7 +119,6 @@ class Engine:
             cutter = Cutter(self._policy, cache, settings.budget, settings.window, self._thresholds)
         self._state = SlotState(settings.slots, model.device)
         self.cache, self._cutter = cache, cutter
-        self._sequences = [None] * settings.slots
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Yield each request's completion as it finishes; requests are taken only when a slot is free."""
@@ -127,8 +128,8 @@ class Engine:
 
     def held(self) -> dict[str, tuple[int, int]]:
         """Cached tokens per KV head and cuts so far, by the id of each running request."""
-        running = [text for text in self._sequences if text is not None]
-        return {text.request.id: (text.cached_tokens, text.cuts) for text in running}
+        running = self._scheduler.running()
+        return {sequence.request.id: (sequence.cached_tokens, sequence.num_cuts) for sequence in running}
 
     @torch.inference_mode()
     def stream(self, requests: Iterable[Request]) -> Iterator[NewTokens | Completion | Notice]:
@@ -137,24 +138,44 @@ class Engine:
         Raises:
             ModelError: out of memory with a single slot.
         """
-        waiting = deque(requests)
+        self._scheduler.add(requests)
         self._read_s = time.perf_counter()
         try:
-            while waiting or self._flights or any(self._sequences):
+            while self._scheduler.has_work or self._launched:
                 memory_error = ""
                 try:
-                    yield from self._advance(waiting)
+                    yield from self.step()
                 except torch.OutOfMemoryError as error:
                     memory_error = first_line(error)
                 if memory_error:  # outside of the handler, whose traceback keeps tensors alive
-                    yield self._shrink(waiting, memory_error)
+                    yield self._shrink(memory_error)
         finally:
-            self._flights.clear()
-            for row in range(len(self._sequences)):
-                self._free(row)
+            self._launched.clear()
+            self._scheduler.clear()
+            for sequence in self._scheduler.running():
+                self._finish(sequence)
+
+    def step(self) -> Iterator[NewTokens | Completion | Notice]:
+        """Schedule the requests that wait, launch a decode step, and process the output that the host is due."""
+        loop = self._prepared()
+        while self._notices:
+            yield Notice(self._notices.pop(0))
+        for sequence in self._scheduler.schedule():
+            if refusal := self.settings.prompt_refusal(sequence.prompt_tokens):
+                yield BatchEntry(sequence, 0, 0).completion("error", f"{sequence.request.id}: {refusal}")
+                continue
+            self._launched.append(self._prefill(sequence))
+            if not self._run_ahead:
+                yield from self._process(self._launched.popleft())
+        running = [sequence for sequence in self._scheduler.running() if not self._at_limit(sequence)]
+        if running:
+            self._launched.append(self._decode(loop, running))
+        ahead = self._run_ahead and bool(running)  # then the step just launched stays on its way
+        while self._launched and not (ahead and sum(batch.phase == "decode" for batch in self._launched) <= 1):
+            yield from self._process(self._launched.popleft())
 
     @torch.inference_mode()
-    def occupy(self, requests: Sequence[Request], cached_tokens: Sequence[int]) -> None:
+    def occupy(self, requests: SequenceOf[Request], cached_tokens: SequenceOf[int]) -> None:
         """Fill the first rows as if these requests were prefilled, with random states, for benchmarks.
 
         There is one request, and one number of cached tokens, at most S, for each row.
@@ -164,37 +185,12 @@ class Engine:
             if states is not None:
                 states.normal_()
         for row, (request, held) in enumerate(zip(requests, cached_tokens, strict=True)):
-            text = RunningText(request, row, self._stream_key(request, "eviction"), time.perf_counter())
-            text.cached_tokens = held
-            self._sequences[row] = text
+            sequence = Sequence(request, row, self._stream_key(request, "eviction"), cached_tokens=held)
+            self._scheduler.start(sequence)
             self.cache.reset(row)
-            self._activate(text)
+            self._activate(sequence)
             set_row(self._state.tokens, row, 1)
             set_row(self._state.token_keys, row, self._stream_key(request, "tokens"))
-
-    def _advance(self, waiting: deque[Request]) -> Iterator[NewTokens | Completion | Notice]:
-        """Fill the free rows, launch a step, and read what the host is due."""
-        loop = self._prepared()
-        while self._notices:
-            yield Notice(self._notices.pop(0))
-        for row in range(self.settings.slots):
-            while waiting and self._sequences[row] is None:
-                request = waiting[0]
-                if refusal := self.settings.prompt_refusal(len(request.prompt_token_ids)):
-                    waiting.popleft()
-                    refused = Launched(RunningText(request, row, 0, time.perf_counter()), 0, 0)
-                    yield refused.completion("error", f"{request.id}: {refusal}")
-                    continue
-                self._admit(request, row)
-                waiting.popleft()
-                if not self._run_ahead:
-                    yield from self._read(self._flights.popleft())
-        running = [text for text in self._sequences if text is not None and not self._at_limit(text)]
-        if running:
-            self._decode(loop, running)
-        ahead = self._run_ahead and bool(running)  # then the step just launched stays in flight
-        while self._flights and not (ahead and sum(flight.prefill is None for flight in self._flights) <= 1):
-            yield from self._read(self._flights.popleft())
 
     def _prepared(self) -> DecodeLoop:
         """The decode loop, compiled and captured while all rows are idle: doing so runs some steps."""
@@ -206,11 +202,11 @@ class Engine:
             self._read_s = time.perf_counter()  # what is compiled and captured is not decoding
         return self._loop
 
-    def _admit(self, request: Request, row: int) -> None:
-        """Launch a prompt's prefill into a free row, and the draw of its first token."""
-        text = RunningText(request, row, self._stream_key(request, "eviction"), time.perf_counter())
-        prompt_tokens = text.cached_tokens = text.prompt_tokens
-        subject = CutSubject(row, text.eviction_key, prompt_tokens, prompt_tokens)
+    def _prefill(self, sequence: Sequence) -> Batch:
+        """Launch a prompt's prefill into its row, and the draw of its first token."""
+        request, row, prompt_tokens = sequence.request, sequence.row, sequence.prompt_tokens
+        sequence.cached_tokens = prompt_tokens
+        subject = CutSubject(row, sequence.eviction_key, prompt_tokens, prompt_tokens)
         step = PrefillStep(self.cache, self._backend, self._cutter, subject)
         start = mark(self._model.device)
         self.cache.reset(row)
@@ -224,134 +220,134 @@ class Engine:
         token, finite = sample(logits, self.settings.sampling, token_keys, positions)
         finite, bad_layer = finite.long(), step.bad_layer()
         if bad_layer is not None:
-            self._note_cut(text)
-        results = Readback(token, finite, bad_layer)
+            self._note_cut(sequence)
+        output = PendingOutput(token, finite, bad_layer)
         self._state.tokens[row : row + 1] = token
-        text.launched = 1
-        self._sequences[row] = text
-        self._activate(text)
-        cut = None if bad_layer is None else 0
-        launched = Launched(text, text.cached_tokens, text.cuts, cut=cut)
-        self._flights.append(Flight((launched,), results, (start, mark(self._model.device))))
+        sequence.num_launched = 1
+        self._scheduler.start(sequence)
+        self._activate(sequence)
+        cut_place = None if bad_layer is None else 0
+        entry = BatchEntry(sequence, sequence.cached_tokens, sequence.num_cuts, cut_place=cut_place)
+        return Batch("prefill", (entry,), output, (start, mark(self._model.device)))
 
-    def _activate(self, text: RunningText) -> None:
+    def _activate(self, sequence: Sequence) -> None:
         """Let a row take part in the next steps, unless its text is at its limit already."""
-        set_row(self.cache.lengths, text.row, text.cached_tokens)
-        set_row(self._state.text_positions, text.row, text.prompt_tokens)
-        if not self._at_limit(text):
-            set_row(self._state.active, text.row, 1)
+        set_row(self.cache.lengths, sequence.row, sequence.cached_tokens)
+        set_row(self._state.text_positions, sequence.row, sequence.prompt_tokens)
+        if not self._at_limit(sequence):
+            set_row(self._state.active, sequence.row, 1)
 
-    def _decode(self, loop: DecodeLoop, running: Sequence[RunningText]) -> None:
+    def _decode(self, loop: DecodeLoop, running: SequenceOf[Sequence]) -> Batch:
         """Launch one step of all rows, and the cuts that are due after it."""
         cut_at = self.settings.cut_at
         self.timer.start_step()
-        loop.step(max(text.cached_tokens for text in running) + 1)
-        for text in running:
-            text.cached_tokens += 1
+        loop.step(max(sequence.cached_tokens for sequence in running) + 1)
+        for sequence in running:
+            sequence.cached_tokens += 1
         with self.timer.cuts():
-            due = [text for text in running if text.cached_tokens == cut_at]
+            due = [sequence for sequence in running if sequence.cached_tokens == cut_at]
             bad_layers = self._cut(due) if due else None
-        for text in running:
-            text.launched += 1
-            if self._at_limit(text):
-                set_row(self._state.active, text.row, 0)
+        for sequence in running:
+            sequence.num_launched += 1
+            if self._at_limit(sequence):
+                set_row(self._state.active, sequence.row, 0)
         self.stats.decode_steps += 1
-        places = {text.row: place for place, text in enumerate(due)}
-        launched = tuple(
-            Launched(text, text.cached_tokens, text.cuts, text.row, places.get(text.row)) for text in running
+        cut_places = {sequence.row: place for place, sequence in enumerate(due)}
+        entries = (
+            BatchEntry(sequence, sequence.cached_tokens, sequence.num_cuts, sequence.row, cut_places.get(sequence.row))
+            for sequence in running
         )
         tokens, finite = self._state.result.unbind()
-        self._flights.append(Flight(launched, Readback(tokens, finite, bad_layers)))
+        return Batch("decode", tuple(entries), PendingOutput(tokens, finite, bad_layers))
 
-    def _cut(self, due: Sequence[RunningText]) -> torch.Tensor:
+    def _cut(self, due: SequenceOf[Sequence]) -> torch.Tensor:
         """Cut rows that are full; the first bad layer of each, see :meth:`Cutter.cut`."""
         assert self._cutter is not None
-        subjects = [
-            CutSubject(text.row, text.eviction_key, text.prompt_tokens, text.prompt_tokens + text.launched)
-            for text in due
-        ]
-        bad_layers = self._cutter.cut(subjects)
-        for text in due:
-            self._note_cut(text)
-            set_row(self.cache.lengths, text.row, text.cached_tokens)
+        bad_layers = self._cutter.cut(
+            [
+                CutSubject(sequence.row, sequence.eviction_key, sequence.prompt_tokens, sequence.text_tokens)
+                for sequence in due
+            ]
+        )
+        for sequence in due:
+            self._note_cut(sequence)
+            set_row(self.cache.lengths, sequence.row, sequence.cached_tokens)
         return bad_layers
 
-    def _note_cut(self, text: RunningText) -> None:
+    def _note_cut(self, sequence: Sequence) -> None:
         assert self.settings.budget is not None
-        text.cached_tokens = self.settings.budget
-        text.cuts += 1
+        sequence.cached_tokens = self.settings.budget
+        sequence.num_cuts += 1
         self.stats.cuts += 1
 
-    def _read(self, flight: Flight) -> Iterator[NewTokens | Completion]:
-        """Take what a prefill or a step has made."""
-        tokens, finite, bad_layers = flight.results.read()
-        running = [launched for launched in flight.launched if not launched.text.finished]
+    def _process(self, batch: Batch) -> Iterator[NewTokens | Completion]:
+        """Wait for a batch's output and add each token to its sequence."""
+        tokens, finite, bad_layers = batch.output.read()
+        entries = [entry for entry in batch.entries if entry.sequence.status is not SequenceStatus.FINISHED]
         now = time.perf_counter()
-        if flight.prefill is None:
+        if batch.marks is None:
             self.stats.decode_s += now - self._read_s
-            self.stats.decode_tokens += len(running)
+            self.stats.decode_tokens += len(entries)
             self._read_s = now
         else:
-            seconds = milliseconds(*flight.prefill) / 1000.0
+            seconds = milliseconds(*batch.marks) / 1000.0
             self.stats.prefill_s += seconds
-            self.stats.prefill_tokens += flight.launched[0].text.prompt_tokens
+            self.stats.prefill_tokens += batch.entries[0].sequence.prompt_tokens
             self._read_s += seconds
         layers = self.cache.shape.layers
-        outcomes: list[tuple[Launched, int, int | None]] = []
-        for launched in running:
-            layer = layers if launched.cut is None else bad_layers[launched.cut]
-            failed = layer < layers or not finite[launched.place]
-            outcomes.append((launched, tokens[launched.place], layer if failed else None))
-        announced = [outcome for outcome in outcomes if outcome[2] is None or flight.prefill is None]
+        failed: dict[int, int] = {}  # first bad layer by row
+        for entry in entries:
+            bad_layer = layers if entry.cut_place is None else bad_layers[entry.cut_place]
+            if bad_layer < layers or not finite[entry.place]:
+                failed[entry.sequence.row] = bad_layer
+        announced = [entry for entry in entries if batch.phase == "decode" or entry.sequence.row not in failed]
         if announced:
-            yield NewTokens(tuple((launched.text.request, token) for launched, token, _ in announced))
-        for launched, token, bad_layer in outcomes:  # each by itself: one that fails loses no other's completion
-            if bad_layer is None:
-                yield from self._take(launched, token)
+            yield NewTokens(tuple((entry.sequence.request, tokens[entry.place]) for entry in announced))
+        for entry in entries:  # each by itself: one that fails loses no other's completion
+            if (row := entry.sequence.row) in failed:
+                yield self._fail(entry, failed[row])
             else:
-                yield self._fail(launched, bad_layer)
+                yield from self._take(entry, tokens[entry.place])
 
-    def _take(self, launched: Launched, token_id: int) -> Iterator[Completion]:
+    def _take(self, entry: BatchEntry, token_id: int) -> Iterator[Completion]:
         """Add a token to its text and finish the text if it ends here."""
-        text = launched.text
-        text.token_ids.append(token_id)
+        sequence = entry.sequence
+        sequence.token_ids.append(token_id)
         reason: FinishReason
-        if token_id in self._model.eos_token_ids and not text.request.ignore_eos:
+        if token_id in self._model.eos_token_ids and not sequence.request.ignore_eos:
             reason = "stop"
-        elif self.settings.ends(text.request, len(text.token_ids)):
+        elif self.settings.ends(sequence.request, len(sequence.token_ids)):
             reason = "length"
         else:
             return
-        completion = launched.completion(reason)
+        completion = entry.completion(reason)
         if self._observer is not None:
-            self._observer(completion, self.cache.values[:, text.row, : launched.cached_tokens])
-        self._free(text.row)
+            self._observer(completion, self.cache.values[:, sequence.row, : entry.cached_tokens])
+        self._finish(sequence)
         yield completion
 
-    def _fail(self, launched: Launched, bad_layer: int) -> Completion:
+    def _fail(self, entry: BatchEntry, bad_layer: int) -> Completion:
         """End a text whose states are not finite, naming the first such layer; its row is cleaned for the next one.
 
         ``bad_layer`` is what a cut has found, or L. What the row still holds may show an earlier one.
         """
-        text = launched.text
-        bad_layer = min(bad_layer, self.cache.first_bad_layer(text.row, text.cached_tokens))
+        sequence = entry.sequence
+        bad_layer = min(bad_layer, self.cache.first_bad_layer(sequence.row, sequence.cached_tokens))
         where = f"keys or values of layer {bad_layer}" if bad_layer < self.cache.shape.layers else "the logits"
-        text_tokens = text.prompt_tokens + len(text.token_ids)
+        text_tokens = sequence.prompt_tokens + len(sequence.token_ids)
         message = (
-            f"{text.request.id}: {where} are not finite after {text_tokens:,} tokens of text; "
+            f"{sequence.request.id}: {where} are not finite after {text_tokens:,} tokens of text; "
             "try --dtype bfloat16 or float32, and check the weights"
         )
-        self._free(text.row)
-        self.cache.clear(text.row)
-        return launched.completion("error", message)
+        self._finish(sequence)
+        self.cache.clear(sequence.row)
+        return entry.completion("error", message)
 
-    def _shrink(self, waiting: deque[Request], memory_error: str) -> Notice:
-        """Start again with three quarters of the slots; unfinished requests go back to the head of the queue."""
-        unfinished = [text for text in self._sequences if text is not None]
-        unfinished.sort(key=lambda text: text.started_s)
-        waiting.extendleft(text.request for text in reversed(unfinished))
-        self._sequences = []  # nothing to free, should the rebuilding fail
-        self._flights.clear()
+    def _shrink(self, memory_error: str) -> Notice:
+        """Start again with three quarters of the rows; unfinished requests go back to the head of the queue."""
+        unfinished = len(self._scheduler.running())
+        self._scheduler.restart(0)  # nothing to free, should the rebuilding fail
+        self._launched.clear()
         self._cutter = self._loop = None
         del self.cache, self._state
         while memory_error:
@@ -366,23 +362,20 @@ class Engine:
                 memory_error = ""
             except torch.OutOfMemoryError as error:
                 memory_error = first_line(error)
+        self._scheduler.restart(self.settings.slots)
         slots = "one slot" if self.settings.slots == 1 else f"{self.settings.slots} slots"
         return Notice(
-            f"out of memory: going on with {slots}; unfinished texts ({len(unfinished)}) start again, finished ones "
-            "are kept"
+            f"out of memory: going on with {slots}; unfinished texts ({unfinished}) start again, finished ones are kept"
         )
 
-    def _free(self, row: int) -> None:
-        text = self._sequences[row]
-        if text is not None:
-            text.finished = True
-            self._sequences[row] = None
-            self._state.clear(row)
-            set_row(self.cache.lengths, row, 0)
+    def _finish(self, sequence: Sequence) -> None:
+        self._scheduler.finish(sequence)
+        self._state.clear(sequence.row)
+        set_row(self.cache.lengths, sequence.row, 0)
 
-    def _at_limit(self, text: RunningText) -> bool:
+    def _at_limit(self, sequence: Sequence) -> bool:
         """Whether the last token that the limits allow is launched."""
-        return self.settings.ends(text.request, text.launched)
+        return self.settings.ends(sequence.request, sequence.num_launched)
 
     def _stream_key(self, request: Request, stream: Literal["tokens", "eviction"]) -> int:
         return stream_key(self.settings.seed, request.problem_id, request.sample, stream)

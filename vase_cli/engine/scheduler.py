@@ -1,0 +1,70 @@
+"""Which request gets which row of the cache, and when (continuous batching)."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from vase_cli.engine.requests import Request
+from vase_cli.engine.sequence import Sequence, SequenceStatus
+
+
+class Scheduler:
+    """First come, first served: a row that is free takes the next request at once.
+
+    Args:
+        max_num_seqs: rows of the cache.
+        eviction_key: of a request, see :class:`~vase_cli.engine.sequence.Sequence`.
+    """
+
+    def __init__(self, max_num_seqs: int, eviction_key: Callable[[Request], int]) -> None:
+        self.rows: list[Sequence | None] = [None] * max_num_seqs
+        self._waiting: deque[Request] = deque()
+        self._eviction_key = eviction_key
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request waits or a sequence has a row."""
+        return bool(self._waiting) or any(self.rows)
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Queue requests behind those that wait."""
+        self._waiting.extend(requests)
+
+    def schedule(self) -> Iterator[Sequence]:
+        """Offer the next request to each free row, again and again where the row stays or becomes free.
+
+        The caller starts the sequence, or lets it go and so refuses the request; where starting it fails with an
+        exception, the request goes on waiting.
+        """
+        for row in range(len(self.rows)):
+            while self._waiting and self.rows[row] is None:
+                request = self._waiting[0]
+                sequence = Sequence(request, row, self._eviction_key(request))
+                yield sequence
+                if sequence.status is SequenceStatus.WAITING:
+                    self._waiting.popleft()
+
+    def start(self, sequence: Sequence) -> None:
+        """Give a sequence its row; its request waits no longer."""
+        if self._waiting and self._waiting[0] is sequence.request:
+            self._waiting.popleft()
+        sequence.status = SequenceStatus.RUNNING
+        self.rows[sequence.row] = sequence
+
+    def running(self) -> list[Sequence]:
+        """The sequences that have a row, in the order of the rows."""
+        return [sequence for sequence in self.rows if sequence is not None]
+
+    def finish(self, sequence: Sequence) -> None:
+        """Free the row of a sequence."""
+        sequence.status = SequenceStatus.FINISHED
+        self.rows[sequence.row] = None
+
+    def restart(self, max_num_seqs: int) -> None:
+        """Go on with other rows: the requests of running sequences wait again, first, in the order of their start."""
+        unfinished = sorted(self.running(), key=lambda sequence: sequence.started_s)
+        self._waiting.extendleft(sequence.request for sequence in reversed(unfinished))
+        self.rows = [None] * max_num_seqs
+
+    def clear(self) -> None:
+        """Drop what waits."""
+        self._waiting.clear()
