@@ -409,7 +409,7 @@ class TestAssembly:
         assert assembly.thresholds is None
         assert assembly.policy == plugins.load("eviction", "vase-attnv")()
         (note,) = assembly.notes
-        assert note.startswith("vase-attnv: tiny has no thresholds, so outliers are told by their count; ")
+        assert note.startswith("warning: vase-attnv: tiny has no thresholds, so outliers are told by their count; ")
 
     def test_thresholds_are_taken_only_where_they_are_read(self, model_folder: Callable[..., Path], tmp_path: Path):
         folder = model_folder("qwen3")

@@ -1,5 +1,6 @@
 """``vase doctor``: the table, its exit code, and the recipes that fit."""
 
+import http.client
 import importlib.metadata
 import importlib.util
 import sys
@@ -180,3 +181,12 @@ def test_a_gpu_is_measured_by_its_free_memory(monkeypatch: pytest.MonkeyPatch) -
     assert machine._device("auto") == ("cuda", 2**30, "GPU 0, 1.0 GiB free")
     assert machine._device("cuda:1") == ("cuda", 2 * 2**30, "GPU 1, 2.0 GiB free")
     assert machine._device("cpu")[0] == "cpu"
+
+
+def test_an_address_that_is_none_is_a_note(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def urlopen(address: str, timeout: float) -> object:
+        raise http.client.InvalidURL("URL can't contain control characters")
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    status, text = findings(vase("doctor"))["hub"]
+    assert status == "note" and "is not reachable (URL can't contain control characters)" in text

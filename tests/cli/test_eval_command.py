@@ -264,7 +264,7 @@ def test_an_output_folder_that_cannot_be_made_is_refused(vase: Shell, model: Pat
 def test_a_budget_above_the_limit_is_a_warning(vase: Shell, model: Path) -> None:
     outcome = vase(*mine(model, "--budget", "9000", "--max-new-tokens", "2"))
     outcome.lines()
-    assert "warning: budget 9000 for mine: the limit is 8192 tokens, so nothing will ever be evicted" in outcome.err
+    assert "warning: budget 9,000 for mine: the limit is 8,192 tokens, so nothing will ever be evicted" in outcome.err
     assert all(record["cuts"] == 0 for record in read_jsonl(only_run(Path("runs")) / "completions.jsonl"))
 
 

@@ -287,7 +287,10 @@ def test_a_model_without_thinking_is_refused(vase: Shell, model: Path, tmp_path:
 def test_a_budget_above_the_limit_is_a_warning(vase: Shell, model: Path) -> None:
     outcome = vase("run", "hello", *options(model, "--budget", "9000"))
     assert outcome.code == 0 and len(outcome.out) > 3
-    assert outcome.err == "warning: budget 9000: the limit is 8192 tokens, so nothing will ever be evicted\n"
+    assert (
+        outcome.err
+        == "warning: budget 9,000: the limit is 8,192 tokens, so nothing will ever be evicted; lower the budget\n"
+    )
 
 
 def test_the_environment_names_the_recipe(vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_a_parsed_budget_stays_what_a_recipe_shows() -> None:
     assert json.dumps({"budget": budget, "tokens": parse_budget("512")}) == '{"budget": "4x", "tokens": 512}'
 
 
-@pytest.mark.parametrize(("spec", "warned"), [(32767, False), (32768, True), (40000, True), ("1x", False)])
+@pytest.mark.parametrize(("spec", "warned"), [(32704, False), (32705, True), (40000, True), ("1x", False)])
 def test_a_budget_that_never_evicts_is_a_warning(spec: object, warned: bool) -> None:
     warning = resolve(spec).warning
     assert (warning is not None) == warned

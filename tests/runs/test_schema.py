@@ -124,7 +124,15 @@ def test_the_environment_completes_a_run_json() -> None:
     found = environment(["NVIDIA H200"])
     Run(**{**a_run().model_dump(), **found})
     assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert found["versions"].keys() == {"python", "torch", "transformers", "flash-attn", "datasets", "math-verify"}
+    assert found["versions"].keys() == {
+        "python",
+        "torch",
+        "triton",
+        "transformers",
+        "flash-attn",
+        "datasets",
+        "math-verify",
+    }
     assert found["hardware"]["gpus"] == ["NVIDIA H200"]
     assert found["hardware"]["cores"] >= 1 and found["hardware"]["ram_bytes"] > 2**20 and found["hardware"]["cpu"]
 

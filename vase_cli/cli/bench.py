@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -18,7 +18,7 @@ from vase_cli.cli.output import print_table
 from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import SAMPLING_KEYS, SamplingParams
 from vase_cli.config.yaml import parse_scalar
-from vase_cli.errors import ConfigError, RunError
+from vase_cli.errors import ConfigError, RunError, file_error
 
 if TYPE_CHECKING:
     from vase_cli.bench.cells import Cell, Steps
@@ -58,8 +58,10 @@ def bench(
         raise ConfigError("--text measures all slots that fit, at the end of a text: leave --slots and --context out")
     if memory is not None and not 0 < memory < 2**20:
         raise ConfigError(f"--memory {memory:g}: must be a number of GiB above 0")
-    if out is not None and (out.exists() or not out.parent.is_dir()):
-        what = "is there already; name another file" if out.exists() else "its folder is not there; make it first"
+    if out is not None and (os.path.exists(out) or not out.parent.is_dir()):
+        what = (
+            "is there already; name another file" if os.path.exists(out) else "its folder is not there; make it first"
+        )
         raise ConfigError(f"--out {out}: {what}")
     lengths = _lengths("--text", text) if text else _lengths("--context", context)
     changes = overrides.changes() | _sampling(sampling, overrides)
@@ -73,9 +75,10 @@ def bench(
     cells = _cells(compared, bench_steps, counts, lengths, texts=bool(text), random=shape is not None)
     first = cells[0].assembly
     memory_bytes = None if memory is None else int(memory * 2**30)
-    measured = Bench(first.device, bench_steps, prefill_tokens=prefill, memory_bytes=memory_bytes)
-    typer.echo(f"{first.hardware.name}: copies move {measured.bandwidth / 1e9:,.0f} GB/s", err=True)
-    _run(measured, cells, out)
+    with contextlib.nullcontext() if out is None else _open(out) as file:
+        measured = Bench(first.device, bench_steps, prefill_tokens=prefill, memory_bytes=memory_bytes)
+        typer.echo(f"{first.hardware.name}: copies move {measured.bandwidth / 1e9:,.0f} GB/s", err=True)
+        _run(measured, cells, file)
 
 
 def _compared(
@@ -125,28 +128,34 @@ def _cells(
     return cells
 
 
-def _run(measured: "Bench", cells: "Sequence[Cell]", out: Path | None) -> None:
+def _open(out: Path) -> TextIO:
+    try:
+        return out.open("x", encoding="utf-8")
+    except OSError as error:
+        raise file_error("write", out, error, ConfigError) from None
+
+
+def _run(measured: "Bench", cells: "Sequence[Cell]", file: TextIO | None) -> None:
     """Measure, one line of JSON for each cell as it is done and the summary last; the table goes to stderr."""
     from vase_cli.bench.tables import bench_tables
 
     records: list[dict[str, Any]] = []
-    with contextlib.nullcontext() if out is None else out.open("x", encoding="utf-8") as file:
 
-        def write(record: Mapping[str, Any]) -> None:
-            for stream in filter(None, (sys.stdout, file)):
-                print(json.dumps(record, ensure_ascii=False), file=stream, flush=True)
+    def write(record: Mapping[str, Any]) -> None:
+        for stream in filter(None, (sys.stdout, file)):
+            print(json.dumps(record, ensure_ascii=False), file=stream, flush=True)
 
-        for place, cell in enumerate(cells, 1):
-            typer.echo(f"{place} of {len(cells)}: {cell.title()}", err=True)
-            record = measured.measure(cell)
-            for line in filter(None, (*(record["notices"] or ()), record["error"])):
-                typer.echo(f"warning: {line}", err=True)
-            records.append(record)
-            write(record)
-        summary = measured.summary(cells[0].assembly, records)
-        for table in bench_tables(records, summary):
-            print_table(table, err=True)
-        write(summary)
+    for place, cell in enumerate(cells, 1):
+        typer.echo(f"{place} of {len(cells)}: {cell.title()}", err=True)
+        record = measured.measure(cell)
+        for line in filter(None, (*(record["notices"] or ()), record["error"])):
+            typer.echo(f"warning: {line}", err=True)
+        records.append(record)
+        write(record)
+    summary = measured.summary(cells[0].assembly, records)
+    for table in bench_tables(records, summary):
+        print_table(table, err=True)
+    write(summary)
     if all(record["status"] != "ok" for record in records):
         raise RunError("nothing was measured, the warnings say why; try fewer --slots or a shorter --context or --text")
 

@@ -1,7 +1,6 @@
 """``vase doctor``: what this machine has, and what is missing."""
 
 import importlib.util
-import os
 import platform
 import tempfile
 from collections.abc import Generator, Iterator
@@ -98,6 +97,7 @@ def _version(package: str) -> str | None:
 
 
 def _hub(*, offline: bool) -> Iterator[Finding]:
+    import http.client
     import urllib.request
 
     from huggingface_hub import constants
@@ -107,12 +107,12 @@ def _hub(*, offline: bool) -> Iterator[Finding]:
         try:
             with urllib.request.urlopen(hub, timeout=_HUB_TIMEOUT_S):
                 yield Finding("hub", "ok", f"{hub} answers")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             yield Finding("hub", "note", f"{hub} is not reachable ({reason}): use --model FOLDER and --data FILE")
     try:
         with tempfile.TemporaryFile(dir=next(path for path in (folder, *folder.parents) if path.exists())):
             yield Finding("hub cache", "ok", f"{folder} can be written")
     except OSError as error:
-        reason = os.strerror(error.errno or 0)
+        reason = error.strerror or error
         yield Finding("hub cache", "bad", f"{folder} cannot be written ({reason}): set HF_HOME to a folder that can")

@@ -118,7 +118,7 @@ def _read_file(path: Path) -> list[str]:
         except FileNotFoundError:
             raise DataError(missing_file(str(path), path)) from None
         except OSError as error:
-            raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
+            raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}; name a text file") from error
         lines = (line.removesuffix("\r") for line in decode_text(content, str(path), DataError).split("\n"))
         prompts = [line for line in lines if line.strip()]
     if not prompts:

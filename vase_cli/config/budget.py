@@ -80,5 +80,7 @@ def resolve_budget(
         how = "" if isinstance(budget, int) else f" ({sentence})"
         problem = f"not above the window of {window} tokens, which are always kept"
         raise ConfigError(f"budget {tokens}{of_task}{how}: {problem}; raise the budget or lower the window")
-    warning = f"budget {tokens}{of_task}: the limit is {token_limit} tokens, so nothing will ever be evicted"
-    return Budget(tokens, sentence, warning if tokens >= token_limit else None)
+    never = f"the limit is {token_limit:,} tokens, so nothing will ever be evicted; lower the budget"
+    # A row is cut when it holds the budget and a window.
+    reached = tokens + window <= token_limit
+    return Budget(tokens, sentence, None if reached else f"budget {tokens:,}{of_task}: {never}")

@@ -109,7 +109,7 @@ class Assembly:
                 counting = {**recipe.method_options, "outliers": "count"}
                 self.policy = make_method(replace(recipe, method_options=counting))
                 self.notes.append(
-                    f"{recipe.method}: {entry.name} has no thresholds, so outliers are told by their count; "
+                    f"warning: {recipe.method}: {entry.name} has no thresholds, so outliers are told by their count; "
                     "`vase calibrate` makes thresholds"
                 )
         self._loaded = _Loaded()

@@ -209,13 +209,13 @@ class _Session:
         self._stats: list[EngineStats] = []
         self._caches: list[CacheShape] = []
         self._finished = 0
-        assembly.hardware.reset_peak()
 
     def engine(self, part: Part, longest_prompt_tokens: int, progress: Progress) -> Engine:
         """Make an engine, whose figures count from here on; the first one loads the model."""
         decoding = self.assembly.decode_through(self._planned_steps)
         if not self._stats:
             progress.note(decoding)
+            self.assembly.hardware.reset_peak()  # what loading took for a moment is not of the run
         engine = self.assembly.engine(part, slots=self.slots, longest_prompt_tokens=longest_prompt_tokens)
         self._stats.append(engine.stats)
         self._caches.append(engine.cache.shape)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vase_cli import plugins
-from vase_cli.errors import ConfigError
+from vase_cli.errors import ConfigError, DataError
 from vase_cli.evaluation.summary import summarize
 from vase_cli.graders.base import Grader
 from vase_cli.runs.folder import RunFolder
@@ -43,14 +43,14 @@ def regrade(path: Path) -> Regraded:
     with RunFolder(path) as folder, contextlib.ExitStack() as stack:
         tasks = {task.name: task for task in folder.run.tasks}
         if ungraded := [name for name, task in tasks.items() if not task.grader]:
-            made = "it was made by `vase run`, not `vase eval`"
+            made = "it was made by `vase run`; name a run of `vase eval`"
             raise ConfigError(f"{path}: '{ungraded[0]}' has no right answers: {made}")
         names = {task.grader for task in tasks.values()}
         graders = {name: stack.enter_context(plugins.load("graders", name)()) for name in names}
         samples, changed = [], 0
         for sample in folder.samples.values():
             if (task := tasks.get(sample.task)) is None:
-                raise ConfigError(f"{path}: sample {sample.id} is of a task that run.json does not name")
+                raise DataError(f"{path}: sample {sample.id} is of a task that run.json does not name; delete its line")
             samples.append(graded(graders[task.grader], task.fallbacks, sample))
             changed += samples[-1].grade != sample.grade
         backup = folder.replace_completions(samples)

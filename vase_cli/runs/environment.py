@@ -11,7 +11,7 @@ from typing import Any
 
 import vase_cli
 
-_LIBRARIES = ("torch", "transformers", "flash-attn", "datasets", "math-verify")
+_LIBRARIES = ("torch", "triton", "transformers", "flash-attn", "datasets", "math-verify")
 _CHECKOUT = Path(vase_cli.__file__).resolve().parent.parent
 
 

@@ -42,7 +42,7 @@ class Run(Record):
     config: dict[str, Any] = key("resolved values that decide the tokens and grades")
     config_hash: str = key("SHA-256 of config in canonical JSON, 64 hexadecimal digits")
     options: dict[str, Any] = key("resolved values that decide speed and memory only, as asked for")
-    origins: dict[str, str] = key("for each key of config and options, where its value came from")
+    origins: dict[str, str] = key("for each value of the recipe, by dotted key, where it came from")
     seeds: dict[str, int] = key("every seed by name")
     budgets: dict[str, str] = key("for each task, the sentence that says how its budget came about")
     tasks: list[RunTask] = key("one object for each task, in order; see 'run.json tasks[]'")
