@@ -15,6 +15,7 @@ from vase_cli.cli import options
 from vase_cli.config.catalog import Catalog
 from vase_cli.config.resolve import check_option
 from vase_cli.errors import VaseError
+from vase_cli.runs.environment import library_version
 
 _HUB_TIMEOUT_S = 5.0
 _LIBRARIES = ("transformers", "huggingface-hub", "datasets", "math-verify")
@@ -49,7 +50,7 @@ def _findings(device: str, catalog: Catalog, *, offline: bool) -> Iterator[Findi
     yield Finding("Python", "ok", platform.python_version())
     torch_found = yield from _torch(device)
     for name in _LIBRARIES:
-        version = _version(name)
+        version = library_version(name)
         yield Finding(name, "ok" if version else "bad", version or f"is not installed: pip install {name}")
     if importlib.util.find_spec("huggingface_hub"):
         yield from _hub(offline=offline)
@@ -82,18 +83,11 @@ def _torch(device: str) -> Generator[Finding, None, bool]:
     if count == 0:
         missing = "PyTorch sees none: everything runs on the CPU"
         yield Finding("GPU", "bad" if device.startswith("cuda") else "note", missing)
-    triton, missing = _version("triton"), "is not installed: a GPU would be slow without it; pip install triton"
+    triton, missing = library_version("triton"), "is not installed: a GPU would be slow without it; pip install triton"
     yield Finding("Triton", "ok" if triton else "note", triton or missing)
     refusal = plugins.load("attention", "flash_attention_2")().refusal(torch.device("cuda"), torch.bfloat16, 128)
     yield Finding("FlashAttention2", "note" if refusal else "ok", refusal or metadata.version("flash-attn"))
     return True
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _hub(*, offline: bool) -> Iterator[Finding]:

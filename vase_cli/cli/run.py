@@ -45,7 +45,7 @@ def run(
         raise ConfigError(f"--chat: {entry.name} has no chat template; leave it out, the prompt is then given as it is")
     raw = not (templated if chat is None else chat)
     ids = [f"{task_part.task.name}/{problem.id}/0" for problem in task_part.problems.problems]
-    decode, budget = assembly.tokenizer.decode, task_part.part.budget
+    decode = assembly.tokenizer.decode
     output: streaming.RunOutput
     if as_json:
         output = streaming.RunOutput()
@@ -55,8 +55,9 @@ def run(
         output = streaming.StreamedText(decode)
     else:
         thinking, memory = encode_prompt(assembly, prompts[0], raw=raw).thought_open, assembly.hardware.memory_bytes
-        tokens = None if budget is None else budget.tokens
-        output = streaming.TerminalText(decode, thinking=thinking, budget=tokens, memory_bytes=memory)
+        output = streaming.TerminalText(
+            decode, thinking=thinking, budget=task_part.part.budget_tokens, memory_bytes=memory
+        )
     with output.shown():
         finished = evaluate(assembly, [task_part], root=out, command=sys.argv, progress=output, raw=raw)
         for stored in (identifier for identifier in ids if identifier not in output.printed):  # by an earlier run

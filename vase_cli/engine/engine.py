@@ -101,18 +101,14 @@ class Engine:
         try:
             self._allocate()
         except torch.OutOfMemoryError as error:
-            asked = first_line(error)
-            raise ModelError(
-                f"out of memory for a cache of {settings.slots} slots ({asked}): use fewer --slots, or a smaller "
-                "budget or limit"
-            ) from error
+            problem = f"out of memory for a cache of {settings.slots} slots ({first_line(error)})"
+            raise ModelError(f"{problem}: use fewer --slots, or a smaller budget or limit") from error
 
     def _allocate(self) -> None:
         """Make the cache and what stands beside it, for ``settings.slots`` rows, all idle; all of it or nothing."""
         settings, model = self.settings, self._model
-        shape = settings.cache_shape(
-            model.facts, self._policy, self._backend, model.device, usual_scale=model.usual_scale
-        )
+        made_for = (model.facts, self._policy, self._backend, model.device)
+        shape = settings.cache_shape(*made_for, usual_scale=model.usual_scale)
         cache = StaticCache(shape, model.facts.torch_dtype, model.device)
         cutter = None
         if settings.budget is not None and settings.cut_at is not None:
@@ -253,22 +249,17 @@ class Engine:
                 set_row(self._state.active, sequence.row, 0)
         self.stats.decode_steps += 1
         cut_places = {sequence.row: place for place, sequence in enumerate(due)}
-        entries = (
-            BatchEntry(sequence, sequence.cached_tokens, sequence.num_cuts, sequence.row, cut_places.get(sequence.row))
-            for sequence in running
-        )
+        entries = [
+            BatchEntry(seq, seq.cached_tokens, seq.num_cuts, seq.row, cut_places.get(seq.row)) for seq in running
+        ]
         tokens, finite = self._state.result.unbind()
         return Batch("decode", tuple(entries), PendingOutput(tokens, finite, bad_layers))
 
     def _cut(self, due: SequenceOf[Sequence]) -> torch.Tensor:
         """Cut rows that are full; the first bad layer of each, see :meth:`Cutter.cut`."""
         assert self._cutter is not None
-        bad_layers = self._cutter.cut(
-            [
-                CutSubject(sequence.row, sequence.eviction_key, sequence.prompt_tokens, sequence.text_tokens)
-                for sequence in due
-            ]
-        )
+        subjects = [CutSubject(seq.row, seq.eviction_key, seq.prompt_tokens, seq.text_tokens) for seq in due]
+        bad_layers = self._cutter.cut(subjects)
         for sequence in due:
             self._note_cut(sequence)
             set_row(self.cache.lengths, sequence.row, sequence.cached_tokens)
@@ -335,10 +326,8 @@ class Engine:
         bad_layer = min(bad_layer, self.cache.first_bad_layer(sequence.row, sequence.cached_tokens))
         where = f"keys or values of layer {bad_layer}" if bad_layer < self.cache.shape.layers else "the logits"
         text_tokens = sequence.prompt_tokens + len(sequence.token_ids)
-        message = (
-            f"{sequence.request.id}: {where} are not finite after {text_tokens:,} tokens of text; "
-            "try --dtype bfloat16 or float32, and check the weights"
-        )
+        problem = f"{sequence.request.id}: {where} are not finite after {text_tokens:,} tokens of text"
+        message = f"{problem}; try --dtype bfloat16 or float32, and check the weights"
         self._finish(sequence)
         self.cache.clear(sequence.row)
         return entry.completion("error", message)
@@ -364,9 +353,8 @@ class Engine:
                 memory_error = first_line(error)
         self._scheduler.restart(self.settings.slots)
         slots = "one slot" if self.settings.slots == 1 else f"{self.settings.slots} slots"
-        return Notice(
-            f"out of memory: going on with {slots}; unfinished texts ({unfinished}) start again, finished ones are kept"
-        )
+        restarted = f"unfinished texts ({unfinished}) start again, finished ones are kept"
+        return Notice(f"out of memory: going on with {slots}; {restarted}")
 
     def _finish(self, sequence: Sequence) -> None:
         self._scheduler.finish(sequence)

@@ -42,13 +42,9 @@ class MemoryPlan:
 
     def sentence(self) -> str:
         """The plan in one line."""
-        parts = {
-            "weights": self.weights_bytes,
-            f"cache of {self.slots} slots": self.cache_bytes,
-            "logits": self.logits_bytes,
-            "prompt": self.prompt_bytes,
-        }
-        listed = " + ".join(f"{name} {readable_bytes(size)}" for name, size in parts.items())
+        names = ("weights", f"cache of {self.slots} slots", "logits", "prompt")
+        sizes = (self.weights_bytes, self.cache_bytes, self.logits_bytes, self.prompt_bytes)
+        listed = " + ".join(f"{name} {readable_bytes(size)}" for name, size in zip(names, sizes, strict=True))
         return f"{listed} = {readable_bytes(self.total_bytes)} of {readable_bytes(self.available_bytes)} free"
 
 
@@ -98,17 +94,15 @@ def plan_memory(
     one, two = plan(1), plan(2)
     fitting = 1 + (usable - one.total_bytes) // (two.total_bytes - one.total_bytes)
     if fitting < 1:
-        raise ConfigError(
-            f"this run does not fit: {one.sentence()}, of which {_USABLE_SHARE:.0%} can be planned with; use a smaller "
-            "model, budget or limit, or a device with more memory"
-        )
+        problem = f"this run does not fit: {one.sentence()}, of which {_USABLE_SHARE:.0%} can be planned with"
+        raise ConfigError(f"{problem}; use a smaller model, budget or limit, or a device with more memory")
     if slots == "auto":
         return plan(min(fitting, most_slots))
     if int(slots) > fitting:
-        raise ConfigError(
-            f"{slots} slots do not fit: {plan(int(slots)).sentence()}, of which {_USABLE_SHARE:.0%} can be planned "
-            f"with; use --slots {fitting} or less, or --slots auto"
+        problem = (
+            f"{slots} slots do not fit: {plan(int(slots)).sentence()}, of which {_USABLE_SHARE:.0%} can be planned"
         )
+        raise ConfigError(f"{problem} with; use --slots {fitting} or less, or --slots auto")
     return plan(int(slots))
 
 

@@ -30,10 +30,9 @@ class Scheduler:
         self._waiting.extend(requests)
 
     def schedule(self) -> Iterator[Sequence]:
-        """Offer the next request to each free row, again and again where the row stays or becomes free.
+        """Offer the next request to each row while it is free; the caller starts the sequence, or else refuses it.
 
-        The caller starts the sequence, or lets it go and so refuses the request; where starting it fails with an
-        exception, the request goes on waiting.
+        Where starting it fails with an exception, the request goes on waiting.
         """
         for row in range(len(self.rows)):
             while self._waiting and self.rows[row] is None:

@@ -76,10 +76,8 @@ class EngineSettings:
             return "the prompt is empty"
         if prompt_tokens < self.max_total_tokens:
             return None
-        return (
-            f"the prompt has {prompt_tokens:,} tokens, which leaves nothing of the limit of {self.max_total_tokens:,}; "
-            "raise --max-total-tokens"
-        )
+        hint = f"leaves nothing of the limit of {self.max_total_tokens:,}; raise --max-total-tokens"
+        return f"the prompt has {prompt_tokens:,} tokens, which {hint}"
 
 
 def check_settings(policy: EvictionPolicy, settings: EngineSettings) -> None:
@@ -92,8 +90,7 @@ def check_settings(policy: EvictionPolicy, settings: EngineSettings) -> None:
         if settings.budget is None:
             raise ConfigError("this method evicts and needs a budget: give --budget, or use method full")
         if settings.budget <= settings.window:
-            raise ConfigError(
-                f"budget {settings.budget} is not larger than the window of {settings.window} tokens, which are always "
-                "kept: raise the budget or lower the window"
-            )
+            window = f"the window of {settings.window} tokens, which are always kept"
+            hint = "raise the budget or lower the window"
+            raise ConfigError(f"budget {settings.budget} is not larger than {window}: {hint}")
         policy.check(settings.budget, settings.window)

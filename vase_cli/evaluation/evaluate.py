@@ -170,10 +170,7 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
         options={"device": recipe.device, "recipe": recipe.name},
         origins=dict(recipe.origins),
         seeds={"tokens": recipe.seed, "eviction": recipe.seed, "options": recipe.seed},
-        budgets={
-            task_part.task.name: "full cache" if task_part.part.budget is None else task_part.part.budget.sentence
-            for task_part in parts
-        },
+        budgets={task.task.name: task.part.budget.sentence if task.part.budget else "full cache" for task in parts},
         tasks=[
             RunTask(
                 name=task_part.task.name,

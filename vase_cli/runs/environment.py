@@ -23,13 +23,14 @@ def environment(gpus: Sequence[str] = ()) -> dict[str, Any]:
     cores = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else psutil.cpu_count()
     return {
         "vase_version": vase_cli.__version__,
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
+        "versions": {"python": platform.python_version(), **{name: library_version(name) for name in _LIBRARIES}},
         "git": _git(_CHECKOUT),
         "hardware": {"cpu": _cpu(), "cores": cores, "ram_bytes": psutil.virtual_memory().total, "gpus": list(gpus)},
     }
 
 
-def _version(library: str) -> str | None:
+def library_version(library: str) -> str | None:
+    """The version of an installed distribution."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(library)
     return None
