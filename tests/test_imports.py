@@ -61,7 +61,7 @@ OTHERS = {
     "math_verify": ({"graders/_math_equal"}, True),
     "latex2sympy2_extended": ({"graders/_math_equal"}, True),
     "matplotlib": ({"reports"}, True),
-    "platformdirs": ({"config", "models", "device"}, True),
+    "platformdirs": ({"config", "models", "reports"}, True),
     "psutil": ({"device", "runs"}, True),
     "pyarrow": ({"tasks/_files"}, True),
     "pydantic": ({"config", "runs"}, False),

@@ -1,5 +1,6 @@
 """Figures in general: their look, their files, and their form inside a page."""
 
+import os
 import re
 import subprocess
 import sys
@@ -182,3 +183,24 @@ def test_a_log_scale_has_ticks_and_holds_its_values(values: list[float], ticks: 
     assert len(set(shown)) == len(shown) >= 2
     if ticks is not None:
         assert shown == ticks
+
+
+@pytest.mark.parametrize("backend", ["nonsense", None])
+def test_nothing_of_the_users_matplotlib_counts_and_nothing_is_said(tmp_path: Path, backend: str | None):
+    """Without a home to write to, with a backend that does not exist and broken settings, pictures are the same."""
+    (tmp_path / "matplotlibrc").write_text("font.size: 30\nbogus: 1\n")
+    (tmp_path / "home").write_text("a file, so that nothing can be written below it")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MPL", "XDG_"))}
+    environment |= {"HOME": str(tmp_path / "home")} | ({"MPLBACKEND": backend} if backend else {})
+    code = (
+        "import os, sys; before = dict(os.environ)\n"
+        "from vase_cli.reports import figures\n"
+        "with figures.style():\n    from matplotlib import rcParams\n    print(rcParams['font.size'])\n"
+        "assert dict(os.environ) == before\n"
+    )
+    command = [sys.executable, "-c", code]
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment | {"PYTHONPATH": root}, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("11.5\n", "")

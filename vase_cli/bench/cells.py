@@ -71,15 +71,12 @@ def make_cell(assembly: Assembly, slots: int | str, length: int, steps: Steps, *
     limit = context + steps.total
     configured = assembly.facts.max_tokens
     if configured is not None and limit > configured:
-        raise ConfigError(
-            f"a text of {limit:,} tokens, steps included: {assembly.entry.name} is configured for {configured:,}; "
-            "give a shorter --context or --text"
-        )
+        most = f"{assembly.entry.name} is configured for {configured:,}; give a shorter --context or --text"
+        raise ConfigError(f"a text of {limit:,} tokens, steps included: {most}")
     part = replace(assembly.part(None, max_new_tokens=None, max_total_tokens=length), max_total_tokens=limit)
     least = 1 if part.budget_tokens is None else part.budget_tokens + assembly.recipe.window
     if context < least:
-        raise ConfigError(
-            f"a text of {length:,} tokens is too short: {assembly.recipe.method} needs {least + length - context:,} to "
-            "be cut in all steps; give a longer --context or --text, or a smaller budget"
-        )
+        needs = f"{assembly.recipe.method} needs {least + length - context:,} to be cut in all steps"
+        hint = "give a longer --context or --text, or a smaller budget"
+        raise ConfigError(f"a text of {length:,} tokens is too short: {needs}; {hint}")
     return Cell(assembly, part, "auto", context, length) if of_text else Cell(assembly, part, slots, context)

@@ -87,10 +87,8 @@ def _default_recipe(tasks: Sequence[str] | None, overrides: options.Overrides) -
     if fitting.device_type == "cuda" and _GPU_RECIPE in fitting.recipes:
         return _GPU_RECIPE
     useful = [name for name in fitting.recipes if name != options.DEFAULT_RECIPE]
-    raise ConfigError(
-        f"no recipe for {' '.join(tasks)}: name one with --recipe or $VASE_RECIPE; on this machine "
-        f"({fitting.description}) fit {', '.join(useful) or 'none of them'}"
-    )
+    fit = f"on this machine ({fitting.description}) fit {', '.join(useful) or 'none of them'}"
+    raise ConfigError(f"no recipe for {' '.join(tasks)}: name one with --recipe or $VASE_RECIPE; {fit}")
 
 
 def _check_sources(tasks: "Sequence[Task]", data: Path | None) -> None:

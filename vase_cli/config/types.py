@@ -22,7 +22,11 @@ T = TypeVar("T")
 HUB_ID = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
 _STRICT_KEYS = pydantic.ConfigDict(extra="forbid")
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
-_BOUNDS = {"greater_than_equal": ", at least {ge}", "less_than_equal": ", at most {le}", "greater_than": " above {gt}"}
+_BOUNDS = {
+    "greater_than_equal": ", at least {ge}",
+    "less_than_equal": ", at most {le}",
+    "greater_than": " above {gt:g}",
+}
 _NOT_A_LIST = "must be a list with something in it; write [first, second]"
 
 

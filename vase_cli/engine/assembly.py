@@ -137,10 +137,8 @@ class Assembly:
         configured = self.facts.max_tokens
         if configured is not None and total > configured:
             if recipe.max_total_tokens is not None:
-                raise ConfigError(
-                    f"max_total_tokens {total:,}: {self.entry.name} is configured for {configured:,} tokens of text; "
-                    f"set it to {configured:,} or less"
-                )
+                most = f"{self.entry.name} is configured for {configured:,} tokens of text"
+                raise ConfigError(f"max_total_tokens {total:,}: {most}; set it to {configured:,} or less")
             total = configured
         new = recipe.max_new_tokens or max_new_tokens
         budget = None

@@ -28,7 +28,7 @@ from vase_cli.engine.decoding import DecodeLoop, PendingOutput, SlotState, set_r
 from vase_cli.engine.requests import Completion, EngineStats, FinishReason, NewTokens, Notice, Request
 from vase_cli.engine.sampling import sample
 from vase_cli.engine.scheduler import Scheduler
-from vase_cli.engine.sequence import Batch, BatchEntry, Sequence, SequenceStatus
+from vase_cli.engine.sequence import Batch, BatchEntry, Sequence
 from vase_cli.engine.settings import EngineSettings, check_settings
 from vase_cli.engine.steps import PrefillStep
 from vase_cli.engine.timing import StepTimer, mark, milliseconds
@@ -274,7 +274,7 @@ class Engine:
     def _process(self, batch: Batch) -> Iterator[NewTokens | Completion]:
         """Wait for a batch's output and add each token to its sequence."""
         tokens, finite, bad_layers = batch.output.read()
-        entries = [entry for entry in batch.entries if entry.sequence.status is not SequenceStatus.FINISHED]
+        entries = [entry for entry in batch.entries if entry.sequence.status != "finished"]
         now = time.perf_counter()
         if batch.marks is None:
             self.stats.decode_s += now - self._read_s

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from vase_cli.engine.requests import Request
-from vase_cli.engine.sequence import Sequence, SequenceStatus
+from vase_cli.engine.sequence import Sequence
 
 
 class Scheduler:
@@ -39,14 +39,14 @@ class Scheduler:
                 request = self._waiting[0]
                 sequence = Sequence(request, row, self._eviction_key(request))
                 yield sequence
-                if sequence.status is SequenceStatus.WAITING:
+                if sequence.status == "waiting":
                     self._waiting.popleft()
 
     def start(self, sequence: Sequence) -> None:
         """Give a sequence its row; its request waits no longer."""
         if self._waiting and self._waiting[0] is sequence.request:
             self._waiting.popleft()
-        sequence.status = SequenceStatus.RUNNING
+        sequence.status = "running"
         self.rows[sequence.row] = sequence
 
     def running(self) -> list[Sequence]:
@@ -55,7 +55,7 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """Free the row of a sequence."""
-        sequence.status = SequenceStatus.FINISHED
+        sequence.status = "finished"
         self.rows[sequence.row] = None
 
     def restart(self, max_num_seqs: int) -> None:

@@ -2,20 +2,11 @@
 
 import time
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal, NamedTuple
 
 from vase_cli.engine.decoding import PendingOutput
 from vase_cli.engine.requests import Completion, FinishReason, Request
 from vase_cli.engine.timing import Mark
-
-
-class SequenceStatus(Enum):
-    """Where a sequence stands: its request still waits, it has a row of the cache, or its completion is out."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
 
 
 @dataclass
@@ -28,7 +19,7 @@ class Sequence:
     request: Request
     row: int
     eviction_key: int  # see :func:`vase_cli.randomness.stream_key`
-    status: SequenceStatus = SequenceStatus.WAITING
+    status: Literal["waiting", "running", "finished"] = "waiting"  # "running" while it has its row
     token_ids: list[int] = field(default_factory=list)
     num_launched: int = 0
     cached_tokens: int = 0

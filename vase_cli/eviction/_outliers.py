@@ -58,11 +58,8 @@ def check_n_large(n_large: int | None, sinks: int, budget: int, window: int) -> 
     if n_large is None:
         return
     if n_large < sinks:
-        raise ConfigError(
-            f"n_large is {n_large}: it must be at least {sinks}, the number of sinks; raise it, or lower sinks"
-        )
+        least = f"it must be at least {sinks}, the number of sinks; raise it, or lower sinks"
+        raise ConfigError(f"n_large is {n_large}: {least}")
     if n_large > budget - window:
-        raise ConfigError(
-            f"n_large is {n_large}: a budget of {budget} tokens with a window of {window} has "
-            f"{budget - window} places to choose for; set n_large to that or less"
-        )
+        places = f"a budget of {budget} tokens with a window of {window} has {budget - window} places to choose for"
+        raise ConfigError(f"n_large is {n_large}: {places}; set n_large to that or less")

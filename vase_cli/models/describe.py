@@ -87,9 +87,8 @@ def describe(
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     shape = ModelShape(int(config.num_hidden_layers), heads, kv_heads, head_dim)
     if entry.shape is not None and entry.shape != shape:
-        raise ModelError(
-            f"{where}: the config says {shape}, the zoo entry {entry.name} says {entry.shape}: not the same model"
-        )
+        differs = f"the config says {shape}, the zoo entry {entry.name} says {entry.shape}"
+        raise ModelError(f"{where}: {differs}: not the same model")
     if entry.architecture is not None and (difference := entry.architecture.difference(config)):
         raise ModelError(f"{where}: the config says {difference} the zoo entry {entry.name}: not the same model")
     with quiet(), loading_errors(entry), torch.device("meta"):
@@ -139,9 +138,8 @@ def _refuse_unserved(config: PreTrainedConfig, where: str) -> None:
     for parameters in (rope, *rope.values()):  # one set for all layers, or one for each type of layer
         kind = parameters.get("rope_type") if isinstance(parameters, dict) else None
         if kind in ("dynamic", "longrope"):
-            raise ModelError(
-                f"{where}: rope type {kind} changes old positions as a text grows; kept keys would be wrong"
-            )
+            problem = f"rope type {kind} changes old positions as a text grows"
+            raise ModelError(f"{where}: {problem}; kept keys would be wrong")
 
 
 def _resolve_dtype(asked: str | None, entry: ModelEntry, config: PreTrainedConfig, device: torch.device) -> str:

@@ -172,7 +172,6 @@ class LanguageModel:
             raise ModelError(f"{where}: {heads}: it cannot be served")
         for layer in range(shape.layers):
             if probe.layers.count(layer) != 1:
-                raise ModelError(
-                    f"{where}: layer {layer} does not use transformers' attention interface once: it cannot be served"
-                )
+                problem = f"layer {layer} does not use transformers' attention interface once"
+                raise ModelError(f"{where}: {problem}: it cannot be served")
         return probe.usual_scale

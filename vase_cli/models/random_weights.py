@@ -42,10 +42,8 @@ class RandomWeights:
 
     def _config(self, entry: ModelEntry) -> PreTrainedConfig:
         if entry.shape is None or entry.architecture is None:
-            raise ConfigError(
-                f"zoo entry {entry.name} does not say its shape and architecture, which random weights need: "
-                "add them, or name the model with --model"
-            )
+            problem = f"zoo entry {entry.name} does not say its shape and architecture, which random weights need"
+            raise ConfigError(f"{problem}: add them, or name the model with --model")
         values = entry.architecture.config_values() | {
             "num_hidden_layers": entry.shape.layers,
             "num_attention_heads": entry.shape.heads,

@@ -51,18 +51,16 @@ def load_thresholds(entry: ModelEntry, shape: ModelShape) -> Thresholds | None:
         found = getattr(facts, key)
         if found != value:
             where = f"{path}:{facts.lines[key]}" if key in facts.lines else str(path)
-            raise ConfigError(
-                f"{where}: {key}: thresholds of {found or 'none'}, the model has {value or 'none'}; {again}"
-            )
+            problem = f"thresholds of {found or 'none'}, the model has {value or 'none'}"
+            raise ConfigError(f"{where}: {key}: {problem}; {again}")
     numbers = path.parent / facts.numbers
     values = require_tensor(numbers, load_tensors(numbers)[0], TENSOR, (shape.layers, shape.kv_heads), torch.float32)
     if numbers_digest(numbers) != facts.digest:
         raise DataError(f"{numbers}: not the numbers that {path.name} speaks of; {again}")
     if not bool(values.isfinite().all()):
         layer, head = (~values.isfinite()).nonzero()[0].tolist()
-        raise DataError(
-            f"{numbers}: layer {layer}, KV head {head}: {float(values[layer, head])} is no threshold; {again}"
-        )
+        problem = f"layer {layer}, KV head {head}: {float(values[layer, head])} is no threshold"
+        raise DataError(f"{numbers}: {problem}; {again}")
     return Thresholds(values, facts.digest, facts)
 
 

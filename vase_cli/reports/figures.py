@@ -4,8 +4,11 @@ Lengths are CSS pixels, 72 to matplotlib's inch, so that a point is a pixel. No 
 each becomes a CSS variable, light or dark with the page, while a file is always light.
 """
 
+import importlib
 import io
+import logging
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -50,9 +53,31 @@ _STYLE = {
 _UNDATED = {"png": ("Software",), "svg": ("Date", "Creator"), "pdf": ("CreationDate", "Creator", "Producer")}
 
 
+@cache
+def load_matplotlib() -> None:
+    """Import matplotlib so that no backend, settings or font cache of the user's count, and none are written over."""
+    import platformdirs
+
+    log = logging.getLogger("matplotlib")
+    folder = platformdirs.user_cache_path("vase", appauthor=False) / "matplotlib"
+    ours = {"MPLBACKEND": "agg", "MPLCONFIGDIR": str(folder)}
+    level, theirs = log.level, {name: os.environ[name] for name in ours if name in os.environ}
+    log.setLevel(logging.ERROR)  # a folder that cannot be written, a broken file of settings: neither matters here
+    os.environ |= ours
+    try:
+        for module in ("matplotlib.font_manager", "matplotlib.style"):
+            importlib.import_module(module)
+    finally:
+        log.setLevel(level)
+        for name in ours:
+            del os.environ[name]
+        os.environ |= theirs
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Draw within it: matplotlib's own defaults and the style of all figures, whatever the user's settings are."""
+    load_matplotlib()
     import matplotlib.style
 
     with matplotlib.style.context(["default", _STYLE]):
@@ -69,6 +94,7 @@ def heat_colors(*, dark: bool = False) -> "Colormap":
 @cache
 def palette() -> dict[str, tuple[str, str]]:
     """The light and the dark form of every color, ``heat-0`` to ``heat-31`` included."""
+    load_matplotlib()
     from matplotlib.colors import to_hex
 
     light, dark = heat_colors(), heat_colors(dark=True)
@@ -87,6 +113,7 @@ def drawable(text: str) -> str:
 
 @cache
 def _glyphs() -> frozenset[int]:
+    load_matplotlib()
     from matplotlib.font_manager import findfont, get_font
 
     return frozenset(get_font(findfont(_FONT)).get_charmap())

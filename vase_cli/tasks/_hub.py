@@ -37,10 +37,8 @@ def read_hub(task: str, source: HubSource, *, gated: bool) -> Iterator[Row]:
         page = f"https://huggingface.co/datasets/{source.id}"
         terms = f"it is gated: go online, accept its terms at {page} and log in with `hf auth login`"
         reason = (str(error).strip() or "no reason given").splitlines()[0]
-        raise DataError(
-            f"cannot load {task} from the hub dataset {source.id} ({type(error).__name__}: {reason}); "
-            f"{terms if gated else 'go online'}, or give the problems as a file: --data {task}.jsonl, or $VASE_DATA, "
-            f"a folder with {task}.jsonl in it"
-        ) from error
+        problem = f"cannot load {task} from the hub dataset {source.id} ({type(error).__name__}: {reason})"
+        file = f"give the problems as a file: --data {task}.jsonl, or $VASE_DATA, a folder with {task}.jsonl in it"
+        raise DataError(f"{problem}; {terms if gated else 'go online'}, or {file}") from error
     rows = rows.select_columns([name for name in rows.column_names if field_key(name) in KNOWN_FIELDS])
     yield from (Row(f"{source.id} row {at}", fields, id_prefix=source.id_prefix) for at, fields in enumerate(rows, 1))
