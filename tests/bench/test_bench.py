@@ -18,7 +18,7 @@ from vase_cli.bench.loop import LoopTimes, run_loop, staggered, step_figures
 from vase_cli.bench.records import OUT_OF_MEMORY, Bench
 from vase_cli.config.architecture import Architecture
 from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, SamplingParams
-from vase_cli.engine.assembly import MOST_SLOTS, Assembly, Part
+from vase_cli.engine.assembly import MOST_NUM_SEQS, Assembly, Part
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.engine.device import gpu_names
 from vase_cli.engine.engine import Engine
@@ -62,7 +62,7 @@ def make_text_cell(assembly: Assembly, text: int) -> Cell:
 
 def make_engine(assembly: Assembly, slots: int, context: int) -> Engine:
     cell = make_cell(assembly, slots, context, STEPS)
-    return assembly.engine(cell.part, slots=slots, longest_prompt_tokens=context, timed=True)
+    return assembly.engine(cell.part, max_num_seqs=slots, longest_prompt_tokens=context, timed=True)
 
 
 # --- the cells --------------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ def test_texts_are_measured_for_real() -> None:
 
 
 def test_auto_stops_where_other_commands_do_but_not_for_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MOST_SLOTS, "cpu", 3)
+    monkeypatch.setitem(MOST_NUM_SEQS, "cpu", 3)
     measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=2 * 2**20)
     cell = measured.measure(make_cell(make_assembly(), "auto", 100, STEPS))
     assert cell["slots"] == 3 < cell["slots_fit"]

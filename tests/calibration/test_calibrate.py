@@ -21,7 +21,7 @@ from vase_cli.config.threshold_facts import parse_rule
 from vase_cli.engine.assembly import Assembly
 from vase_cli.errors import ConfigError, DataError, ModelError, RunError
 from vase_cli.evaluation.evaluate import TaskPart, encode_prompt, longest_prompt, prepare, requests_of
-from vase_cli.runs.folder import held
+from vase_cli.runs.folder import lock_folder
 from vase_cli.tasks.base import resolve_tasks
 
 PROBLEMS = 7
@@ -200,7 +200,7 @@ def test_tokens_are_the_same_as_without_calibration(model_folder: Callable[..., 
     assembly = an_assembly(folder)
     part = the_part(assembly, problems)
     prompts = {one.id: encode_prompt(assembly, one.prompt, raw=False) for one in part.problems.problems}
-    engine = assembly.engine(part.part, slots=3, longest_prompt_tokens=longest_prompt(part, prompts))
+    engine = assembly.engine(part.part, max_num_seqs=3, longest_prompt_tokens=longest_prompt(part, prompts))
     expected = {
         one.request.id: list(one.token_ids) for one in engine.generate(r for r, _ in requests_of(part, prompts))
     }
@@ -361,7 +361,7 @@ def test_a_line_that_is_there_twice_counts_once(model_folder: Callable[..., Path
 
 def test_a_folder_in_use_is_left_alone(model_folder: Callable[..., Path], problems: Path, tmp_path: Path):
     found = calibrated(model_folder("qwen3"), problems, tmp_path / "out")
-    with held(found.path), pytest.raises(ConfigError, match="is in use by process"):
+    with lock_folder(found.path), pytest.raises(ConfigError, match="is in use by process"):
         calibrated(model_folder("qwen3"), problems, tmp_path / "out")
 
 

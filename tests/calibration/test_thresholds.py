@@ -437,7 +437,7 @@ class TestAssembly:
             path = None if values is None else written(tmp_path, entry, values).thresholds
             assembly = self.make(folder, path, method_options=options)
             part = assembly.part(None, max_new_tokens=60, max_total_tokens=200)
-            engine = assembly.engine(part, slots=2, longest_prompt_tokens=60)
+            engine = assembly.engine(part, max_num_seqs=2, longest_prompt_tokens=60)
             requests = [Request(str(number), prompt, str(number)) for number, prompt in enumerate(prompts)]
             return [one.token_ids for one in sorted(engine.generate(requests), key=lambda one: one.request.id)]
 

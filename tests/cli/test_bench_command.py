@@ -228,7 +228,7 @@ def test_a_recipe_that_compares_is_measured_side_by_side(vase: Shell) -> None:
 
 def test_memory_that_does_not_suffice_is_a_result(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def cache(shape: Any, *arguments: Any) -> StaticCache:
-        if shape.slots == 2:
+        if shape.max_num_seqs == 2:
             raise torch.OutOfMemoryError("out of memory. Tried to allocate 2 GiB.")
         return StaticCache(shape, *arguments)
 

@@ -53,7 +53,7 @@ def test_help_says_defaults_and_choices(vase: Shell) -> None:
         assert f"[default: {default}]" in said
     graders = plugins.names("graders")
     assert f"graded: {', '.join(graders[:-1])} or {graders[-1]}." in said
-    most = assembly.MOST_SLOTS
+    most = assembly.MOST_NUM_SEQS
     for command in (said, help_words(vase, "bench"), help_words(vase, "run")):
         assert f"at most {most['cuda']} on a GPU and {most['cpu']} on a CPU" in command
     for command in (said, help_words(vase, "calibrate")):

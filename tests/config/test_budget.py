@@ -23,7 +23,7 @@ def test_tokens(spec: object, tokens: int) -> None:
 
 def test_ratio_says_how() -> None:
     budget = resolve("4x")
-    assert budget.sentence == "4x -> 3840 tokens: 15,325 mean full-cache tokens of aime26 / 4, rounded up to 64s"
+    assert budget.message == "4x -> 3840 tokens: 15,325 mean full-cache tokens of aime26 / 4, rounded up to 64s"
     assert budget.warning is None
 
 
@@ -41,11 +41,11 @@ def test_ratio_is_exact() -> None:
 def test_ratio_of_the_limit_where_no_length_is_known(task: str | None) -> None:
     budget = resolve("4x", task=task, token_limit=30000)
     assert budget.tokens == 7552  # 7500, in 64s
-    assert "limit of 30,000 tokens" in budget.sentence
+    assert "limit of 30,000 tokens" in budget.message
 
 
 def test_absolute_budget_keeps_its_value_off_the_window() -> None:
-    assert resolve(4100).sentence == "4100 tokens, as given"
+    assert resolve(4100).message == "4100 tokens, as given"
 
 
 @pytest.mark.parametrize(

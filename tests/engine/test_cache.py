@@ -21,7 +21,7 @@ def test_bytes_are_known_before_anything_is_allocated(sizes: tuple[int, ...], wi
     assert shape.kv_bytes == held["keys"].nbytes + held["values"].nbytes
     assert shape.bookkeeping_bytes == shape.bytes - shape.kv_bytes
     text_order = torch.arange(tokens, dtype=torch.int32).expand(layers, slots, kv_heads, tokens)
-    assert torch.equal(held.pop("slots"), text_order) and torch.equal(held.pop("positions"), text_order)
+    assert torch.equal(held.pop("slot_mapping"), text_order) and torch.equal(held.pop("positions"), text_order)
     assert all(not tensor.any() for tensor in held.values())
 
 
@@ -35,7 +35,7 @@ def test_evict_keeps_the_best_where_they_stand_and_moves_the_window_into_the_hol
     cache = stored_anyhow(SHAPE, window)
     before = snapshot(cache)
     places = [(1, 2), (0, 2), (2, 0)]  # layer, row
-    rows = torch.tensor([layer * SHAPE.slots + row for layer, row in places])
+    rows = torch.tensor([layer * SHAPE.max_num_seqs + row for layer, row in places])
     text_tokens = torch.tensor([70, 71, 90])
     scores = torch.randn(3, 2, budget, generator=generator).round(decimals=0)
     first = None if named is None else torch.rand(3, 2, budget, generator=generator) < named
@@ -51,9 +51,11 @@ def test_evict_keeps_the_best_where_they_stand_and_moves_the_window_into_the_hol
         named_first = [False] * budget if first is None else first[item, head].tolist()
         order = sorted(range(budget), key=lambda token: (not named_first[token], -head_scores[token], token))
         kept, gone = sorted(order[: budget - window]), sorted(order[budget - window :])
-        slots, end = old["slots"][head].tolist(), int(text_tokens[item])
+        slots, end = old["slot_mapping"][head].tolist(), int(text_tokens[item])
         holes = [slots[token] for token in gone]
-        assert new["slots"][head].tolist() == [slots[t] for t in kept] + holes + list(range(budget, budget + window))
+        assert new["slot_mapping"][head].tolist() == [slots[t] for t in kept] + holes + list(
+            range(budget, budget + window)
+        )
         assert new["positions"][head].tolist() == [old["positions"][head, token].item() for token in kept] + list(
             range(end - window, end + window)
         )
@@ -110,7 +112,7 @@ def test_written_positions_are_followed_by_those_to_come():
 def test_reset_puts_one_row_into_text_order():
     cache = filled()
     expected = snapshot(cache)
-    for name in ("slots", "positions"):
+    for name in ("slot_mapping", "positions"):
         expected[name][:, 2] = torch.arange(11)
     cache.reset(2)
     assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())

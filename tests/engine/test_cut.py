@@ -98,7 +98,7 @@ class ListText:
         for layer in range(LAYERS):
             for head, held in enumerate(self.held[layer]):
                 coming = list(range(self.tokens, self.tokens + size - len(held)))
-                slots = cache.slots[layer, self.row, head]
+                slots = cache.slot_mapping[layer, self.row, head]
                 assert cache.positions[layer, self.row, head].tolist() == held + coming
                 assert sorted(slots.tolist()) == list(range(size))
                 assert slots[len(held) :].tolist() == list(range(len(held), size))
@@ -161,7 +161,7 @@ def full_cache(policy: EvictionPolicy) -> tuple[StaticCache, list[CutSubject]]:
     generator = torch.Generator().manual_seed(0)
     for name in FIELDS:
         tensor = getattr(cache, name)
-        if name in ("slots", "positions"):
+        if name in ("slot_mapping", "positions"):
             tensor.copy_(anyhow[name])
         elif tensor is not None:
             tensor.copy_(torch.randn(tensor.shape, generator=generator))

@@ -87,7 +87,7 @@ def test_cache_bytes_do_not_depend_on_output_length(method: str, model_folder: C
     held = []
     for new_tokens in (300, 3000):
         engine = make_engine(
-            model, method, max_new_tokens=new_tokens, max_total_tokens=4000, slots=1, budget=64, window=16
+            model, method, max_new_tokens=new_tokens, max_total_tokens=4000, max_num_seqs=1, budget=64, window=16
         )
         (completion,) = engine.generate(make_requests()[:1])
         tensors = {name: value for name, value in vars(engine.cache).items() if isinstance(value, torch.Tensor)}

@@ -35,14 +35,21 @@ FACTS = ModelFacts(
 
 def qwen3_8b_cache(slots: int) -> CacheShape:
     return CacheShape(
-        layers=36, slots=slots, tokens=4160, kv_heads=8, head_dim=128, query_heads=32, query_window=64, element_bytes=2
+        layers=36,
+        max_num_seqs=slots,
+        tokens=4160,
+        kv_heads=8,
+        head_dim=128,
+        query_heads=32,
+        query_window=64,
+        element_bytes=2,
     )
 
 
 def make_plan(slots: int | str, *, available: int = 141 * GIB, most: int = 10_000, **changes: object) -> MemoryPlan:
     values: dict[str, object] = {"sampled": True, "longest_prompt_tokens": 2000}
     return plan_memory(
-        FACTS, qwen3_8b_cache, available_bytes=available, slots=slots, most_slots=most, **(values | changes)
+        FACTS, qwen3_8b_cache, available_bytes=available, max_num_seqs=slots, most_num_seqs=most, **(values | changes)
     )
 
 
@@ -53,20 +60,26 @@ def test_planned_bytes_are_the_allocated_bytes(method: str, tied: bool, dtype: s
     entry = ModelEntry("tiny", path=model_folder("qwen3", tie_word_embeddings=tied))
     facts = describe(entry, dtype, CPU)
     model = load(entry, load_tokenizer(entry), dtype, CPU)
-    engine = make_engine(model, method, slots=3)
+    engine = make_engine(model, method, max_num_seqs=3)
 
     def cache_shape(slots: int) -> CacheShape:
-        settings = EngineSettings(**(vars(engine.settings) | {"slots": slots}))
+        settings = EngineSettings(**(vars(engine.settings) | {"max_num_seqs": slots}))
         policy, backend = plugins.load("eviction", method)(), plugins.load("attention", "sdpa")()
         return settings.cache_shape(facts, policy, backend, CPU)
 
     plan = plan_memory(
-        facts, cache_shape, sampled=False, longest_prompt_tokens=60, available_bytes=GIB, slots=3, most_slots=16
+        facts,
+        cache_shape,
+        sampled=False,
+        longest_prompt_tokens=60,
+        available_bytes=GIB,
+        max_num_seqs=3,
+        most_num_seqs=16,
     )
     weights = {weight.data_ptr(): weight.nbytes for weight in model._model.parameters()}
     assert plan.weights_bytes == sum(weights.values())
     cache = engine.cache
-    held = [cache.keys, cache.values, cache.slots, cache.positions, cache.lengths]
+    held = [cache.keys, cache.values, cache.slot_mapping, cache.positions, cache.lengths]
     held += [] if cache.queries is None else [cache.queries]
     assert (cache.queries is None) == (method != "vase-attnv")
     assert plan.cache_bytes == sum(tensor.untyped_storage().nbytes() for tensor in held)
@@ -89,7 +102,7 @@ def test_the_plan_grows_with_what_a_run_asks_for():
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("prompt", [1, 500, 30_000])
 @pytest.mark.parametrize("available", [18, 19, 20, 24, 40, 80, 141, 1000])
-def test_auto_takes_the_most_slots_that_fit(available: int, prompt: int, sampled: bool):
+def test_auto_takes_the_most_num_seqs_that_fit(available: int, prompt: int, sampled: bool):
     usable = available * GIB * 0.9
     fits = []
     for slots in range(1, 300):
@@ -104,12 +117,12 @@ def test_auto_takes_the_most_slots_that_fit(available: int, prompt: int, sampled
             make_plan("auto", **ask)
         return
     plan = make_plan("auto", most=299, **ask)
-    assert fits == list(range(1, len(fits) + 1)) and plan.slots == len(fits)
-    assert make_plan("auto", most=2, **ask).slots == min(2, plan.slots)
-    assert make_plan(plan.slots, **ask) == plan
-    if plan.slots < 299:
-        with pytest.raises(ConfigError, match=f"use --slots {plan.slots} or less, or --slots auto"):
-            make_plan(plan.slots + 1, **ask)
+    assert fits == list(range(1, len(fits) + 1)) and plan.max_num_seqs == len(fits)
+    assert make_plan("auto", most=2, **ask).max_num_seqs == min(2, plan.max_num_seqs)
+    assert make_plan(plan.max_num_seqs, **ask) == plan
+    if plan.max_num_seqs < 299:
+        with pytest.raises(ConfigError, match=f"use --slots {plan.max_num_seqs} or less, or --slots auto"):
+            make_plan(plan.max_num_seqs + 1, **ask)
 
 
 def test_a_refusal_says_what_each_part_takes_and_what_is_free():
@@ -134,7 +147,7 @@ def test_a_refusal_says_what_each_part_takes_and_what_is_free():
     assert line.startswith("500 slots do not fit: ") and "cache of 500 slots" in line
     assert readable_bytes(make_plan(500, available=10**15).cache_bytes) in line
     allowed = re.search(r"use --slots (\d+) or less", line)
-    assert allowed is not None and make_plan(int(allowed[1]), available=80 * GIB).slots == int(allowed[1])
+    assert allowed is not None and make_plan(int(allowed[1]), available=80 * GIB).max_num_seqs == int(allowed[1])
 
 
 def test_with_kernels_the_plan_is_what_an_h200_measured():
@@ -150,6 +163,6 @@ def test_with_kernels_the_plan_is_what_an_h200_measured():
 
 def test_the_sentence_adds_up_in_one_line():
     plan = make_plan(4)
-    sentence = plan.sentence()
+    sentence = plan.message()
     assert sentence.endswith(f"= {readable_bytes(plan.total_bytes)} of {readable_bytes(141 * GIB)} free")
     assert "cache of 4 slots" in sentence and "\n" not in sentence

@@ -47,10 +47,10 @@ def test_out_of_memory_shrinks_the_slots_and_loses_nothing(
     texts = [event for event in events if isinstance(event, Completion)]
     assert {one.request.id: one.token_ids for one in texts} == expected
     assert len(texts) == len(requests)
-    notices = [event.sentence for event in events if isinstance(event, Notice)]
+    notices = [event.message for event in events if isinstance(event, Notice)]
     assert len(notices) == len(calls)
     assert notices[0].startswith("out of memory: going on with 3 slots; ")
-    assert engine.settings.slots == engine.cache.shape.slots == (3 if len(calls) == 1 else 2)
+    assert engine.settings.max_num_seqs == engine.cache.shape.max_num_seqs == (3 if len(calls) == 1 else 2)
 
 
 def test_out_of_memory_in_a_prefill_keeps_the_request(
@@ -67,7 +67,7 @@ def test_out_of_memory_with_one_slot_is_one_line(model_folder: Callable[..., Pat
     fail_at(monkeypatch, DecodeLoop, "step", {5})
     line = r"^out of memory with one slot \(CUDA out of memory\. Tried to allocate 2 GiB\): use a smaller budget"
     with pytest.raises(ModelError, match=line):
-        list(make_engine(model, slots=1).generate(make_requests()))
+        list(make_engine(model, max_num_seqs=1).generate(make_requests()))
 
 
 def test_a_timed_engine_counts_each_step_and_its_cuts(model_folder: Callable[..., Path]):
@@ -154,7 +154,7 @@ def test_a_host_that_runs_ahead_makes_the_same_texts(method: str, slots: int, mo
     model = load_model(model_folder("qwen3"))
     model.eos_token_ids = frozenset(range(0, 97, 7))  # texts end early, and often
 
-    changes = {"slots": slots, "max_new_tokens": 25, "sampling": SamplingParams(temperature=1.0)}
+    changes = {"max_num_seqs": slots, "max_new_tokens": 25, "sampling": SamplingParams(temperature=1.0)}
 
     def texts(run_ahead: bool) -> dict[str, tuple[object, ...]]:
         engine = make_engine(model, method, run_ahead=run_ahead, **changes)
@@ -195,7 +195,7 @@ def test_out_of_memory_while_shrinking_shrinks_further(
     fail_at(monkeypatch, DecodeLoop, "step", {5})
     fail_at(monkeypatch, Engine, "_allocate", {0})
     assert token_ids(engine, make_requests()) == expected
-    assert engine.settings.slots == 2
+    assert engine.settings.max_num_seqs == 2
 
 
 def test_out_of_memory_for_every_number_of_slots_is_one_line(

@@ -7,10 +7,12 @@ from vase_cli.engine.cache import CacheShape, StaticCache
 CPU = torch.device("cpu")
 
 
-SHAPE = CacheShape(layers=3, slots=4, tokens=11, kv_heads=2, head_dim=6, query_heads=4, query_window=3, element_bytes=4)
+SHAPE = CacheShape(
+    layers=3, max_num_seqs=4, tokens=11, kv_heads=2, head_dim=6, query_heads=4, query_window=3, element_bytes=4
+)
 
 
-FIELDS = ("keys", "values", "slots", "positions", "lengths", "queries")
+FIELDS = ("keys", "values", "slot_mapping", "positions", "lengths", "queries")
 
 
 def filled(shape: CacheShape = SHAPE, dtype: torch.dtype = torch.float32) -> StaticCache:
@@ -32,7 +34,7 @@ def stored_anyhow(shape: CacheShape, window: int, seed: int = 0) -> StaticCache:
     generator = torch.Generator().manual_seed(seed)
     cache = filled(shape)
     for slots, positions in zip(
-        cache.slots.view(-1, shape.tokens), cache.positions.view(-1, shape.tokens), strict=True
+        cache.slot_mapping.view(-1, shape.tokens), cache.positions.view(-1, shape.tokens), strict=True
     ):
         slots.copy_(torch.arange(shape.tokens))
         slots[:-window] = torch.randperm(shape.tokens - window, generator=generator)

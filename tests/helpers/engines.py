@@ -49,7 +49,7 @@ def make_engine(model: LanguageModel, method: str | EvictionPolicy = "full", **c
     values: dict[str, object] = {
         "budget": 16 if policy.evicts else None,
         "window": 4,
-        "slots": 4,
+        "max_num_seqs": 4,
         "sampling": SamplingParams(),
         "seed": 0,
         "max_new_tokens": 40,

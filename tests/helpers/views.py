@@ -49,7 +49,7 @@ def scattered(view: CacheView) -> CacheView:
     slots = torch.arange(TOKENS).repeat(5, HEADS, 1)
     for row in slots.view(-1, TOKENS):
         row[:CANDIDATES] = torch.randperm(CANDIDATES, generator=generator)
-    stored = {"slots": slots.int(), "rows": rows}
+    stored = {"slot_mapping": slots.int(), "rows": rows}
     for name in ("keys", "values"):
         states = getattr(view, name)
         storage = torch.full((5, *states.shape[1:]), math.nan, dtype=states.dtype)

@@ -11,7 +11,7 @@ def test_order_is_by_score_then_by_index():
 def test_first_comes_before_any_score():
     scores = torch.tensor([[5.0, torch.inf, -torch.inf, 1.0]])
     first = torch.tensor([[False, False, True, True]])
-    assert best(scores, 3, first=first).tolist() == [[3, 2, 1]]
+    assert best(scores, 3, must_keep=first).tolist() == [[3, 2, 1]]
 
 
 def test_agrees_with_sorting_on_random_scores():

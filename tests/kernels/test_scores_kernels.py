@@ -106,7 +106,7 @@ def storage(
         keys=normal(STORAGE_ROWS, size, HEADS, head_dim).to(dtype),
         values=normal(STORAGE_ROWS, size, HEADS, head_dim).to(dtype),
         queries=(3 * normal(STORAGE_ROWS, window, HEADS * group, head_dim)).to(dtype),
-        slots=slots.view(STORAGE_ROWS, HEADS, size).int().to(DEVICE) if indirect else None,
+        slot_mapping=slots.view(STORAGE_ROWS, HEADS, size).int().to(DEVICE) if indirect else None,
         rows=torch.tensor([2, 0, 2], device=DEVICE),
         candidates=candidates,
         projection=normal(3, head_dim, RANK) / math.sqrt(RANK),

@@ -105,7 +105,7 @@ def test_scores_that_are_not_numbers_leave_every_token_one_slot():
     scores[..., 1::3] = -math.nan
     rows, text_tokens = torch.tensor([3], device=DEVICE), torch.tensor([500], device=DEVICE)
     cache.evict(scores, None, rows, text_tokens, no_bad_layers())
-    slots = cache.slots[1, 0].cpu()
+    slots = cache.slot_mapping[1, 0].cpu()
     assert torch.equal(slots.sort(dim=-1).values, torch.arange(80, dtype=torch.int32).expand(2, 80))
 
 

@@ -60,7 +60,7 @@ def test_a_compilation_that_fails_is_said_once_and_costs_nothing_else(
     monkeypatch.setattr(CompiledForward, "__call__", fail)
     model.compile()
     events = list(make_engine(model).stream(make_requests()))
-    notices = [event.sentence for event in events if isinstance(event, Notice)]
+    notices = [event.message for event in events if isinstance(event, Notice)]
     assert notices == ["torch.compile failed, going on without it: no C++ compiler"]
     assert {one.request.id: one.token_ids for one in events if isinstance(one, Completion)} == expected
     assert not model.compiled

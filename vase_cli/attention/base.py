@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class LogSums(NamedTuple):
+class LSEOut(NamedTuple):
     """Place for the log sum of each query's softmax, which a cut after the decode step would else compute again."""
 
     out: Tensor  # (B, W, Hq) float32; log2 of the sum of exp(score) goes to text position modulo W
@@ -21,8 +21,8 @@ class AttentionBackend(Protocol):
     """The same functions with the same shapes for every backend."""
 
     name: str
-    leaves_log_sums: bool
-    """True if ``decode`` takes ``log_sums``; the engine passes none to others."""
+    supports_lse: bool
+    """True if ``decode`` takes ``lse_out``; the engine passes none to others."""
 
     def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         """The reason why this backend cannot serve such a model, and what to do; None if it can."""
@@ -34,18 +34,18 @@ class AttentionBackend(Protocol):
         """
 
     def decode(
-        self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, held: Tensor, longest: int | None,
-        scale: float, log_sums: LogSums | None = None,
+        self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, seq_lens: Tensor, longest: int | None,
+        scale: float, lse_out: LSEOut | None = None,
     ) -> Tensor:  # fmt: skip
         """Attend with one query of each row to all the row holds, the new token included.
 
         Args:
             queries: (B, Hq, D), rotated.
             cached_keys, cached_values: (B, S, H, D) of this layer; the new token is there already.
-            held: (B,) int32 on the device, tokens that each row attends to, from slot 0 on; 0 in an idle row.
+            seq_lens: (B,) int32 on the device, tokens that each row attends to, from slot 0 on; 0 in an idle row.
             longest: the largest of them, on the host; None where the host does not know it.
             scale: factor on q·k.
-            log_sums: where to leave the log sums of the queries; None leaves none.
+            lse_out: where to leave the log sums of the queries; None leaves none.
 
         Returns (B, Hq, D); zeros in idle rows.
         """

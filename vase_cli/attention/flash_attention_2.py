@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from vase_cli.attention.base import LogSums
+from vase_cli.attention.base import LSEOut
 
 
 class FlashAttention2:
     """Needs the ``flash-attn`` package."""
 
     name = "flash_attention_2"
-    leaves_log_sums = False
+    supports_lse = False
 
     def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         """CUDA, half precision, head dim up to 256 and a multiple of 8."""
@@ -41,14 +41,14 @@ class FlashAttention2:
         return out
 
     def decode(
-        self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, held: Tensor, longest: int | None,
-        scale: float, log_sums: LogSums | None = None,
+        self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, seq_lens: Tensor, longest: int | None,
+        scale: float, lse_out: LSEOut | None = None,
     ) -> Tensor:  # fmt: skip
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         from flash_attn import flash_attn_with_kvcache
 
         out: Tensor = flash_attn_with_kvcache(
-            queries[:, None], cached_keys, cached_values, cache_seqlens=held, softmax_scale=scale, causal=False
+            queries[:, None], cached_keys, cached_values, cache_seqlens=seq_lens, softmax_scale=scale, causal=False
         )
         return out[:, 0]
 

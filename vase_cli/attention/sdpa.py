@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from vase_cli.attention.base import LogSums
+from vase_cli.attention.base import LSEOut
 
 _CPU_BLOCK = 512
 """PyTorch's CPU kernel goes through the keys in blocks of 512. Leaving out whole blocks that are masked in every row
@@ -15,7 +15,7 @@ class SDPA:
     """Needs nothing but PyTorch."""
 
     name = "sdpa"
-    leaves_log_sums = False
+    supports_lse = False
 
     def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         """Serves everything."""
@@ -29,8 +29,8 @@ class SDPA:
         return out[0].transpose(0, 1)
 
     def decode(
-        self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, held: Tensor, longest: int | None,
-        scale: float, log_sums: LogSums | None = None,
+        self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, seq_lens: Tensor, longest: int | None,
+        scale: float, lse_out: LSEOut | None = None,
     ) -> Tensor:  # fmt: skip
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         rows, query_heads, head_dim = queries.shape
@@ -39,18 +39,18 @@ class SDPA:
         grouped = queries.view(rows, heads, query_heads // heads, head_dim)
         if longest is not None and queries.device.type == "cpu":
             span = min(span, max(1, -(-longest // _CPU_BLOCK)) * _CPU_BLOCK)
-        out = _masked(grouped, cached_keys[:, :span], cached_values[:, :span], held, scale)
+        out = _masked(grouped, cached_keys[:, :span], cached_values[:, :span], seq_lens, scale)
         return out.reshape(rows, query_heads, head_dim)
 
 
-def _masked(queries: Tensor, keys: Tensor, values: Tensor, held: Tensor, scale: float) -> Tensor:
+def _masked(queries: Tensor, keys: Tensor, values: Tensor, seq_lens: Tensor, scale: float) -> Tensor:
     """All rows at once, each with its own length under a mask."""
-    slots = torch.arange(keys.shape[1], device=keys.device, dtype=held.dtype)
+    places = torch.arange(keys.shape[1], device=keys.device, dtype=seq_lens.dtype)
     # A row that holds nothing sees its first slot: without any, its softmax would not be finite.
-    mask = (slots < held.clamp(min=1)[:, None])[:, None, None]
+    mask = (places < seq_lens.clamp(min=1)[:, None])[:, None, None]
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     out = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
-    return out.masked_fill((held == 0)[:, None, None, None], 0.0)
+    return out.masked_fill((seq_lens == 0)[:, None, None, None], 0.0)
 
 
 BACKEND = SDPA

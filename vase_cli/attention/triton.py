@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from vase_cli import kernels
-from vase_cli.attention.base import LogSums
+from vase_cli.attention.base import LSEOut
 from vase_cli.attention.sdpa import SDPA
 
 
@@ -12,7 +12,7 @@ class TritonAttention(SDPA):
     """Needs Triton, which comes with PyTorch for CUDA; prompts are prefilled as with ``sdpa``."""
 
     name = "triton"
-    leaves_log_sums = True
+    supports_lse = True
 
     def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         """CUDA, or a CPU in Triton's interpreter; a head dim that is a power of two from 16 to 256."""
@@ -29,15 +29,15 @@ class TritonAttention(SDPA):
         return None
 
     def decode(
-        self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, held: Tensor, longest: int | None,
-        scale: float, log_sums: LogSums | None = None,
+        self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, seq_lens: Tensor, longest: int | None,
+        scale: float, lse_out: LSEOut | None = None,
     ) -> Tensor:  # fmt: skip
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         from vase_cli.kernels.attention import decode_attention
 
         queries = queries.contiguous()
         out = torch.empty_like(queries)
-        decode_attention(queries, cached_keys, cached_values, held, scale, out, *(log_sums or (None, 0, None)))
+        decode_attention(queries, cached_keys, cached_values, seq_lens, scale, out, *(lse_out or (None, 0, None)))
         return out
 
 

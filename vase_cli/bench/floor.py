@@ -12,13 +12,13 @@ _COPIES = 10
 _COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20, "mps": 256 * 2**20}
 
 
-def count_reads(held: Sequence[int], budget: int | None, window: int, steps: Steps) -> tuple[float, int]:
+def count_reads(cached_tokens: Sequence[int], budget: int | None, window: int, steps: Steps) -> tuple[float, int]:
     """Count tokens that a row attends to, the new one too, mean over rows and measured steps; and cuts in them.
 
-    Rows hold ``held`` cached tokens before the warm-up; one that holds budget + window is cut, but none for None.
+    Rows hold ``cached_tokens`` before the warm-up; one that holds budget + window is cut, but none for None.
     """
     read, cuts = 0, 0
-    for tokens in held:
+    for tokens in cached_tokens:
         for step in range(steps.warm_up + steps.measured):
             measured = step >= steps.warm_up
             tokens += 1
@@ -26,7 +26,7 @@ def count_reads(held: Sequence[int], budget: int | None, window: int, steps: Ste
             if budget is not None and tokens == budget + window:
                 tokens = budget
                 cuts += measured
-    return read / (len(held) * steps.measured), cuts
+    return read / (len(cached_tokens) * steps.measured), cuts
 
 
 def weights_read(assembly: Assembly, slots: int) -> int:

@@ -33,26 +33,26 @@ def staggered(budget: int, window: int, slots: int) -> list[int]:
     return [budget + row * window // slots for row in range(slots)]
 
 
-def run_loop(engine: Engine, context: int, held: Sequence[int], steps: Steps) -> LoopTimes:
+def run_loop(engine: Engine, context: int, cached_tokens: Sequence[int], steps: Steps) -> LoopTimes:
     """Decode with all rows busy and time the steps after the warm-up; the rows are free again after it.
 
-    The engine must be idle, and timed; all rows have ``context`` tokens of text and ``held`` cached ones.
+    The engine must be idle, and timed; all rows have ``context`` tokens of text and ``cached_tokens`` cached ones.
 
     Raises:
         torch.OutOfMemoryError: the engine had to shrink. RunError: a row ended.
     """
     timer = engine.timer
     timer.clear()
-    names = [f"row {row}" for row in range(len(held))]
-    engine.occupy([Request(name, (1,) * context, name, ignore_eos=True) for name in names], held)
+    names = [f"row {row}" for row in range(len(cached_tokens))]
+    engine.occupy([Request(name, (1,) * context, name, ignore_eos=True) for name in names], cached_tokens)
     done, started, ended, notices = 0, 0.0, 0.0, []
     with _no_collections(), contextlib.closing(engine.stream(())) as events:  # type: ignore[type-var]
         for event in events:
             if isinstance(event, Completion):
                 raise RunError(event.error or f"{event.request.id} ended after {len(event.token_ids)} tokens")
             if isinstance(event, Notice):
-                notices.append(event.sentence)
-            if engine.settings.slots < len(held):
+                notices.append(event.message)
+            if engine.settings.max_num_seqs < len(cached_tokens):
                 raise torch.OutOfMemoryError(notices[-1] if notices else "fewer slots than asked for")
             done += isinstance(event, NewTokens)
             if done == steps.warm_up and not started:

@@ -74,15 +74,17 @@ class Bench:
         planned = [(cell.part, max(1, record["prefill_tokens"]))]
         memory = self._memory_bytes
         try:
-            fit = cell.assembly.plan(planned, _NO_LIMIT, "auto", most_slots=_NO_LIMIT, available_bytes=memory).slots
+            fit = cell.assembly.plan(
+                planned, _NO_LIMIT, "auto", most_num_seqs=_NO_LIMIT, available_bytes=memory
+            ).max_num_seqs
             record["slots_fit"] = fit
             slots = cell.slots if cell.text is None else fit
             plan = cell.assembly.plan(planned, _NO_LIMIT, slots, available_bytes=memory)
         except ConfigError as error:
             return record | {"error": str(error)}
-        record |= {"slots": plan.slots, "planned_bytes": plan.total_bytes}
+        record |= {"slots": plan.max_num_seqs, "planned_bytes": plan.total_bytes}
         try:
-            record |= self._run(cell, plan.slots, record["prefill_tokens"]) | {"status": "ok"}
+            record |= self._run(cell, plan.max_num_seqs, record["prefill_tokens"]) | {"status": "ok"}
         except Exception as error:
             if not _is_shortage(error):
                 raise
@@ -138,7 +140,7 @@ class Bench:
         assembly = cell.assembly
         self.decoding = assembly.decode_through(self.steps.total)
         assembly.hardware.reset_peak()
-        engine = assembly.engine(cell.part, slots=slots, longest_prompt_tokens=cell.context, timed=True)
+        engine = assembly.engine(cell.part, max_num_seqs=slots, longest_prompt_tokens=cell.context, timed=True)
         figures = self._measure_rows(cell, engine, cell.context)
         if cell.text is not None:
             figures["text_tokens_per_s"] = self._over_text(cell, engine, figures)
@@ -154,18 +156,18 @@ class Bench:
             point = min(int((cell.text or 0) * share), cell.context)
             full = cut_at is not None and point >= cut_at  # from there on a row holds as much as at the end
             means_ms.append((at_end if full else self._measure_rows(cell, engine, point))["step_ms_mean"])
-        return 1000.0 * engine.settings.slots / statistics.fmean(means_ms)
+        return 1000.0 * engine.settings.max_num_seqs / statistics.fmean(means_ms)
 
     def _measure_rows(self, cell: Cell, engine: Engine, context: int) -> dict[str, Any]:
         """Measure steps that begin at so many tokens of text."""
-        slots, window = engine.settings.slots, cell.assembly.recipe.window
+        slots, window = engine.settings.max_num_seqs, cell.assembly.recipe.window
         spread = [context] * slots if cell.budget is None else staggered(cell.budget, window, slots)
-        held = [min(tokens, context) for tokens in spread]
-        times = run_loop(engine, context, held, self.steps)
-        held_tokens, cuts = count_reads(held, cell.budget, window, self.steps)
+        cached_tokens = [min(tokens, context) for tokens in spread]
+        times = run_loop(engine, context, cached_tokens, self.steps)
+        held_tokens, cuts = count_reads(cached_tokens, cell.budget, window, self.steps)
         shape = engine.cache.shape
         weights_bytes = weights_read(cell.assembly, slots)
-        kv_bytes = round(held_tokens * slots * (shape.kv_bytes // (shape.slots * shape.tokens)))
+        kv_bytes = round(held_tokens * slots * (shape.kv_bytes // (shape.max_num_seqs * shape.tokens)))
         return {
             **step_figures(times, slots, weights_bytes + kv_bytes, self.bandwidth),
             "cuts": cuts,

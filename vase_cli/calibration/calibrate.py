@@ -38,7 +38,7 @@ from vase_cli.evaluation.evaluate import (
 from vase_cli.models.describe import weights_digest
 from vase_cli.randomness import stream_key
 from vase_cli.runs.files import file_access, write_document, write_file
-from vase_cli.runs.folder import config_hash, held, now, run_name
+from vase_cli.runs.folder import config_hash, lock_folder, now, run_name
 from vase_cli.tensor_files import tensor_bytes
 
 _SECONDS_BETWEEN_SAVES = 20.0
@@ -80,7 +80,7 @@ def calibrate(
     with file_access("make the folder", folder, ConfigError):
         folder.mkdir(parents=True, exist_ok=True)
     shape = assembly.facts.shape
-    with held(folder):
+    with lock_folder(folder):
         statistics = ValueStatistics(shape.layers, shape.kv_heads, assembly.device)
         state = CalibrationState(folder, statistics, digest)
         _measure(assembly, task_part, state, progress)
@@ -127,16 +127,18 @@ def _measure(assembly: Assembly, task_part: TaskPart, state: CalibrationState, p
         return
     slots = state.slots or assembly.recipe.slots
     plan = assembly.plan([(task_part.part, longest)], planned, slots, reserved_bytes=state.statistics.most_bytes)
-    state.slots = plan.slots
-    for line in (*assembly.notes, plan.sentence()):
+    state.slots = plan.max_num_seqs
+    for line in (*assembly.notes, plan.message()):
         progress.note(line)
-    progress.note(assembly.decode_through(planned_steps([task_part], [longest], plan.slots)))
+    progress.note(assembly.decode_through(planned_steps([task_part], [longest], plan.max_num_seqs)))
     recorder = _Recorder(state, assembly.recipe.seed, {request.id: problem.id for request, problem in texts})
-    engine = assembly.engine(task_part.part, slots=plan.slots, longest_prompt_tokens=longest, observer=recorder.measure)
+    engine = assembly.engine(
+        task_part.part, max_num_seqs=plan.max_num_seqs, longest_prompt_tokens=longest, observer=recorder.measure
+    )
     progress.start(task, planned - len(requests), planned, engine)
     try:
         for completion in completions(engine, requests, progress):
-            state.slots = engine.settings.slots
+            state.slots = engine.settings.max_num_seqs
             if completion is None:
                 continue
             if completion.finish_reason == "error":

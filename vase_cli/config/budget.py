@@ -1,4 +1,4 @@
-"""A budget as written ("4x" or 4096) -> tokens per KV head, and the sentence that says how."""
+"""A budget as written ("4x" or 4096) -> tokens per KV head, and the message that says how."""
 
 import math
 import re
@@ -22,10 +22,10 @@ class Ratio(str):
 
 @dataclass(frozen=True)
 class Budget:
-    """``tokens`` kept per KV head after a cut; ``sentence`` says where the figure comes from."""
+    """``tokens`` kept per KV head after a cut; ``message`` says where the figure comes from."""
 
     tokens: int
-    sentence: str
+    message: str
     warning: str | None = None
 
 
@@ -67,7 +67,7 @@ def resolve_budget(
     if budget is None:
         raise ConfigError(f"no budget{of_task}; give tokens or a ratio, such as --budget 4096 or --budget 4x")
     if isinstance(budget, int):
-        tokens, sentence = budget, f"{budget} tokens, as given"
+        tokens, message = budget, f"{budget} tokens, as given"
     else:
         length = dense_tokens.get(task) if task else None
         source = f"the limit of {token_limit:,} tokens, no mean full-cache length{of_task} being known,"
@@ -75,12 +75,12 @@ def resolve_budget(
             source = f"{length:,.10g} mean full-cache tokens of {task}"
         tokens = math.ceil(Fraction(str(length or token_limit)) / budget.value / window) * window
         ratio = f"{float(budget.value):g}"
-        sentence = f"{ratio}x -> {tokens} tokens: {source} / {ratio}, rounded up to {window}s"
+        message = f"{ratio}x -> {tokens} tokens: {source} / {ratio}, rounded up to {window}s"
     if tokens <= window:
-        how = "" if isinstance(budget, int) else f" ({sentence})"
+        how = "" if isinstance(budget, int) else f" ({message})"
         problem = f"not above the window of {window} tokens, which are always kept"
         raise ConfigError(f"budget {tokens}{of_task}{how}: {problem}; raise the budget or lower the window")
     never = f"the limit is {token_limit:,} tokens, so nothing will ever be evicted; lower the budget"
     # A row is cut when it holds the budget and a window.
     reached = tokens + window <= token_limit
-    return Budget(tokens, sentence, None if reached else f"budget {tokens:,}{of_task}: {never}")
+    return Budget(tokens, message, None if reached else f"budget {tokens:,}{of_task}: {never}")

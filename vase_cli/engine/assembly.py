@@ -30,7 +30,7 @@ from vase_cli.models.random_weights import RandomWeights
 from vase_cli.models.thresholds import Thresholds, load_thresholds
 from vase_cli.models.tokenizer import ChatTokenizer, load_tokenizer
 
-MOST_SLOTS = {"cuda": 256, "cpu": 16, "mps": 16}
+MOST_NUM_SEQS = {"cuda": 256, "cpu": 16, "mps": 16}
 """The most that ``--slots auto`` takes: on a CPU more rows only make each one slower."""
 
 
@@ -148,16 +148,16 @@ class Assembly:
                 recipe.budget_for(task), task=task, window=recipe.window, token_limit=total, dense_tokens=dense_tokens
             )
         part = Part(task, budget, new, total)
-        check_settings(self.policy, self._settings(part, slots=1, longest_prompt_tokens=total))
+        check_settings(self.policy, self._settings(part, max_num_seqs=1, longest_prompt_tokens=total))
         return part
 
     def plan(
         self,
         parts: Sequence[tuple[Part, int]],
         requests: int,
-        slots: int | str,
+        max_num_seqs: int | str,
         *,
-        most_slots: int | None = None,
+        most_num_seqs: int | None = None,
         available_bytes: int | None = None,
         reserved_bytes: int = 0,
     ) -> MemoryPlan:
@@ -165,8 +165,9 @@ class Assembly:
 
         Args:
             parts: each with the tokens of its longest prompt.
-            requests: more slots than these bring nothing.
-            slots, most_slots: how many, or "auto", which takes most_slots at most; None is :data:`MOST_SLOTS`.
+            requests: more rows than these bring nothing.
+            max_num_seqs, most_num_seqs: rows, or "auto" for most_num_seqs at most; None is
+                :data:`MOST_NUM_SEQS`.
             available_bytes: to plan with, weights included; None is all that is free.
             reserved_bytes: will be allocated beside the run.
 
@@ -176,7 +177,7 @@ class Assembly:
 
         def cache_shape(count: int) -> CacheShape:
             shapes = [
-                self._settings(part, slots=count, longest_prompt_tokens=longest).cache_shape(
+                self._settings(part, max_num_seqs=count, longest_prompt_tokens=longest).cache_shape(
                     self.facts, self.policy, self.backend, self.device
                 )
                 for part, longest in parts
@@ -192,8 +193,8 @@ class Assembly:
             sampled=self.recipe.sampling.temperature > 0,
             longest_prompt_tokens=max(longest for _, longest in parts),
             available_bytes=available_bytes - reserved_bytes,
-            slots=slots,
-            most_slots=max(1, min(most_slots or MOST_SLOTS[self.device.type], requests)),
+            max_num_seqs=max_num_seqs,
+            most_num_seqs=max(1, min(most_num_seqs or MOST_NUM_SEQS[self.device.type], requests)),
             kernels=self.device.type == "cuda" and kernels.usable_on(self.device),
             few_candidates=drawn_from_few(self.recipe.sampling),
         )
@@ -234,26 +235,26 @@ class Assembly:
         self,
         part: Part,
         *,
-        slots: int,
+        max_num_seqs: int,
         longest_prompt_tokens: int,
         timed: bool = False,
         observer: Callable[[Completion, torch.Tensor], None] | None = None,
     ) -> Engine:
         """An engine with a cache of its own, for one part; loads the weights."""
-        settings = self._settings(part, slots=slots, longest_prompt_tokens=longest_prompt_tokens)
+        settings = self._settings(part, max_num_seqs=max_num_seqs, longest_prompt_tokens=longest_prompt_tokens)
         thresholds = None if self.thresholds is None else self.thresholds.values.to(self.device)
         return Engine(
             self.load(), self.policy, self.backend, settings, timed=timed, observer=observer, thresholds=thresholds
         )
 
-    def _settings(self, part: Part, *, slots: int, longest_prompt_tokens: int) -> EngineSettings:
+    def _settings(self, part: Part, *, max_num_seqs: int, longest_prompt_tokens: int) -> EngineSettings:
         total = part.max_total_tokens
         if part.max_new_tokens is not None:
             total = min(total, longest_prompt_tokens + part.max_new_tokens)
         return EngineSettings(
             budget=part.budget_tokens,
             window=self.recipe.window,
-            slots=slots,
+            max_num_seqs=max_num_seqs,
             sampling=self.recipe.sampling,
             seed=self.recipe.seed,
             max_new_tokens=part.max_new_tokens,
@@ -272,12 +273,12 @@ class Assembly:
 
 
 def measured(
-    assembly: Assembly, stats: EngineStats, *, slots: int, samples: int, cache: CacheShape | None
+    assembly: Assembly, stats: EngineStats, *, max_num_seqs: int, samples: int, cache: CacheShape | None
 ) -> dict[str, Any]:
     """The session keys of the report: what this process measured, see ``vase eval --schema``."""
     return {
         "device": assembly.hardware.name,
-        "slots": slots,
+        "slots": max_num_seqs,
         "samples": samples,
         "prefill_tokens": stats.prefill_tokens,
         "prefill_s": round(stats.prefill_s, 3),
@@ -285,6 +286,6 @@ def measured(
         "decode_s": round(stats.decode_s, 3),
         "weights_bytes": assembly.facts.weights_bytes,
         "cache_bytes": None if cache is None else cache.bytes,
-        "cache_bytes_per_token": None if cache is None else cache.kv_bytes // (cache.slots * cache.tokens),
+        "cache_bytes_per_token": None if cache is None else cache.kv_bytes // (cache.max_num_seqs * cache.tokens),
         "peak_bytes": assembly.hardware.peak_bytes(),
     }

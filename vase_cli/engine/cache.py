@@ -1,9 +1,9 @@
 """The static KV cache: a fixed number of tokens for each sequence, allocated once.
 
 A row's keys and values stay where they were written. Evicted tokens leave holes, and the window's tokens move into
-them; ``slots`` says in which storage slot the tokens of each head stand, in text order.
+them; ``slot_mapping`` says in which storage slot the tokens of each head stand, in text order.
 
-Shapes: L layers, B slots (sequences at a time), R = L * B storage rows, S cached tokens a row can hold (budget + W),
+Shapes: L layers, B rows (sequences at a time), R = L * B storage rows, S cached tokens a row can hold (budget + W),
 W window (also the eviction interval), C = S - W candidates of a cut, Hq query heads, H KV heads, D head dim.
 """
 
@@ -21,14 +21,14 @@ class CacheShape:
     """Sizes of a :class:`StaticCache`, known before anything is allocated."""
 
     layers: int
-    slots: int
+    max_num_seqs: int
     tokens: int
     kv_heads: int
     head_dim: int
     query_heads: int
     query_window: int  # W if the last W queries are kept for the eviction method, else 0
     element_bytes: int  # of one key or value element
-    log_sums: bool = False  # whether the softmax's log sums of the kept queries are kept too
+    lse: bool = False  # whether the softmax's log sums of the kept queries are kept too
     ranges: bool = False  # whether the value ranges that a cut finds are kept for the next one
 
     @property
@@ -39,14 +39,14 @@ class CacheShape:
     @property
     def kv_bytes(self) -> int:
         """Keys and values of all rows."""
-        return 2 * self.layers * self.slots * self.tokens * self.kv_heads * self.head_dim * self.element_bytes
+        return 2 * self.layers * self.max_num_seqs * self.tokens * self.kv_heads * self.head_dim * self.element_bytes
 
     @property
     def bookkeeping_bytes(self) -> int:
         """Storage slots, positions and value ranges, lengths, the query ring and its log sums."""
-        places = (2 + self.ranges) * 4 * self.layers * self.slots * self.tokens * self.kv_heads
-        kept = self.layers * self.slots * self.query_window * self.query_heads
-        return places + kept * (self.head_dim * self.element_bytes + 4 * self.log_sums) + 4 * self.slots
+        places = (2 + self.ranges) * 4 * self.layers * self.max_num_seqs * self.tokens * self.kv_heads
+        kept = self.layers * self.max_num_seqs * self.query_window * self.query_heads
+        return places + kept * (self.head_dim * self.element_bytes + 4 * self.lse) + 4 * self.max_num_seqs
 
     @property
     def bytes(self) -> int:
@@ -57,17 +57,17 @@ class CacheShape:
 class StaticCache:
     """Keys, values and their text positions; each row holds one sequence, in its first ``lengths`` storage slots.
 
-    ``slots`` and ``positions`` are in text order and hold for tokens to come too: token ``lengths`` of the text order
-    will stand in storage slot ``lengths``, at the position that is next in the text. Only a reset, a prompt and a cut
-    change them.
+    ``slot_mapping`` and ``positions`` are in text order and hold for tokens to come too: token ``lengths`` of the text
+    order will stand in storage slot ``lengths``, at the position that is next in the text. Only a reset, a prompt and
+    a cut change them.
 
     Attributes:
         keys, values: (L, B, S, H, D), the order FlashAttention reads. Keys stay rotated with their original position.
-        slots: (L, B, H, S) int32, in which storage slot each cached token stands; every KV head keeps its own.
+        slot_mapping: (L, B, H, S) int32, in which storage slot each cached token stands; every KV head keeps its own.
         positions: (L, B, H, S) int32, the text position of each cached token, ascending along S.
         lengths: (B,) int32 on the device, tokens that each row holds.
         queries: (L, B, W, Hq, D), the queries of the last W text positions, at position modulo W; None if not kept.
-        log_sums: (L, B, W, Hq) float32, log2 of the sum of exp(q·k / sqrt(D)) over the C candidates for each of those
+        lse: (L, B, W, Hq) float32, log2 of the sum of exp(q·k / sqrt(D)) over the C candidates for each of those
             queries, left by the decode steps; None if not kept.
         ranges: (L, B, H, S) float32 by storage slot, the value ranges that cuts have found; negative where none has,
             and out of date where a cut has moved a token since; None if not kept.
@@ -75,36 +75,36 @@ class StaticCache:
 
     def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
-        states = (shape.layers, shape.slots, shape.tokens, shape.kv_heads, shape.head_dim)
-        ring = (shape.layers, shape.slots, shape.query_window, shape.query_heads, shape.head_dim)
+        states = (shape.layers, shape.max_num_seqs, shape.tokens, shape.kv_heads, shape.head_dim)
+        ring = (shape.layers, shape.max_num_seqs, shape.query_window, shape.query_heads, shape.head_dim)
         # Zeros, not garbage: attention under a mask still multiplies what it does not attend to by 0.
         self.keys = torch.zeros(states, dtype=dtype, device=device)
         self.values = torch.zeros(states, dtype=dtype, device=device)
         text_order = torch.arange(shape.tokens, dtype=torch.int32, device=device)
-        self.slots = text_order.repeat(shape.layers, shape.slots, shape.kv_heads, 1)
-        self.positions = self.slots.clone()
-        self.lengths = torch.zeros(shape.slots, dtype=torch.int32, device=device)
+        self.slot_mapping = text_order.repeat(shape.layers, shape.max_num_seqs, shape.kv_heads, 1)
+        self.positions = self.slot_mapping.clone()
+        self.lengths = torch.zeros(shape.max_num_seqs, dtype=torch.int32, device=device)
         self.queries: Tensor | None = None
-        self.log_sums: Tensor | None = None
+        self.lse: Tensor | None = None
         self.ranges: Tensor | None = None
         if shape.query_window:
             self.queries = torch.zeros(ring, dtype=dtype, device=device)
-            if shape.log_sums:
-                self.log_sums = torch.zeros(ring[:-1], dtype=torch.float32, device=device)
+            if shape.lse:
+                self.lse = torch.zeros(ring[:-1], dtype=torch.float32, device=device)
         if shape.ranges:
-            self.ranges = torch.full(self.slots.shape, -1.0, dtype=torch.float32, device=device)
-        self._rows = torch.arange(shape.slots, device=device)
+            self.ranges = torch.full(self.slot_mapping.shape, -1.0, dtype=torch.float32, device=device)
+        self._rows = torch.arange(shape.max_num_seqs, device=device)
 
     def by_storage_row(self) -> dict[str, Tensor | None]:
         """Everything that a cut reads, by name, its layers and slots as one dimension: (R, ...)."""
-        names = ("keys", "values", "slots", "positions", "queries", "log_sums", "ranges")
+        names = ("keys", "values", "slot_mapping", "positions", "queries", "lse", "ranges")
         stored: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
         return {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in stored.items()}
 
     def reset(self, row: int) -> None:
         """Make a row ready for a text: token j of each head is at position j and stands in slot j."""
         text_order = torch.arange(self.shape.tokens, dtype=torch.int32, device=self.keys.device)
-        self.slots[:, row] = text_order
+        self.slot_mapping[:, row] = text_order
         self.positions[:, row] = text_order
         if self.ranges is not None:
             self.ranges[:, row] = -1.0
@@ -147,7 +147,7 @@ class StaticCache:
     def evict(
         self,
         scores: Tensor,
-        first: Tensor | None,
+        must_keep: Tensor | None,
         rows: Tensor,
         text_tokens: Tensor,
         bad_layers: Tensor,
@@ -160,7 +160,7 @@ class StaticCache:
 
         Args:
             scores: (N, H, C) float32 in text order; a NaN counts as some number.
-            first: (N, H, C) bool, what stays before all the rest; None for nothing.
+            must_keep: (N, H, C) bool, what stays before all the rest; None for nothing.
             rows: (N,) int64, which of R to cut, each once: layer * B + row.
             text_tokens: (N,) int64, length of the text that each row holds tokens of.
             bad_layers: one int32 for each sequence, lowered to the first layer whose scores hold a NaN.
@@ -169,24 +169,24 @@ class StaticCache:
         shape = self.shape
         budget = scores.shape[-1]
         window = shape.tokens - budget
-        keys, values, slots, positions = (
-            tensor.flatten(0, 1) for tensor in (self.keys, self.values, self.slots, self.positions)
+        keys, values, slot_mapping, positions = (
+            tensor.flatten(0, 1) for tensor in (self.keys, self.values, self.slot_mapping, self.positions)
         )
         if kernels.usable(scores):
             from vase_cli.kernels import selection
 
             if budget <= selection.LONGEST:
-                tensors = (scores, first, slots, positions, keys, values, rows, text_tokens, bad_layers)
+                tensors = (scores, must_keep, slot_mapping, positions, keys, values, rows, text_tokens, bad_layers)
                 selection.evict(*tensors, first_item, shape.layers)
                 return
         numbers = torch.arange(first_item, first_item + rows.shape[0], device=rows.device)
         bad = torch.where(scores.isnan().flatten(1).any(dim=1), numbers % shape.layers, shape.layers)
         bad_layers.scatter_reduce_(0, numbers // shape.layers, bad.int(), "amin")
         kept = budget - window
-        evicted = torch.ones_like(scores, dtype=torch.bool).scatter_(-1, best(scores, kept, first=first), False)
+        evicted = torch.ones_like(scores, dtype=torch.bool).scatter_(-1, best(scores, kept, must_keep=must_keep), False)
         order = evicted.byte().argsort(dim=-1, stable=True)  # what stays, then what goes, each in text order
-        item_slots = slots[rows, :, :budget].gather(-1, order)
-        slots[rows, :, :budget] = item_slots
+        item_slots = slot_mapping[rows, :, :budget].gather(-1, order)
+        slot_mapping[rows, :, :budget] = item_slots
         positions[rows, :, :kept] = positions[rows, :, :budget].gather(-1, order[..., :kept])
         coming = text_tokens[:, None] + torch.arange(-window, window, device=text_tokens.device)
         positions[rows, :, kept:] = coming[:, None].to(positions.dtype)

@@ -31,8 +31,8 @@ KERNEL_PROMPT_BYTES = 3 * _PROMPT_BYTES
 def working_bytes(shape: CacheShape, *, kernels: bool) -> int:
     """Most memory that the scores of a cut take."""
     if kernels:
-        return min(_WORKING_BYTES, _BYTES_PER_SCORE * shape.layers * shape.slots * shape.kv_heads * shape.tokens)
-    return min(3 * _WORKING_BYTES, 4 * shape.bytes // shape.slots)
+        return min(_WORKING_BYTES, _BYTES_PER_SCORE * shape.layers * shape.max_num_seqs * shape.kv_heads * shape.tokens)
+    return min(3 * _WORKING_BYTES, 4 * shape.bytes // shape.max_num_seqs)
 
 
 class CutSubject(NamedTuple):
@@ -71,7 +71,7 @@ class Cutter:
         self._batches = policy.batches and served_by_kernels(cache.keys)
         self._items_at_once = max(1, _WORKING_BYTES // _item_bytes(cache.shape, self._batches))
         self._layers = torch.arange(cache.shape.layers, device=cache.keys.device)
-        self._first_rows = self._layers * cache.shape.slots
+        self._first_rows = self._layers * cache.shape.max_num_seqs
         self._captured: _CapturedCut | None = None
 
     def prepare(self) -> list[str]:

@@ -1,10 +1,10 @@
-"""One decode step of all slots: from the last tokens to the next, as one CUDA graph where there is a GPU.
+"""One decode step of all rows: from the last tokens to the next, as one CUDA graph where there is a GPU.
 
 Everything a step reads and writes stays in place on the device: tokens, positions and lengths advance there, so a
 step needs nothing from the host, and the host may run ahead of the device by some steps. What the host needs is
 copied to pinned memory behind each step and read later.
 
-Shapes: B slots, L layers, V vocabulary.
+Shapes: B rows, L layers, V vocabulary.
 """
 
 import warnings
@@ -36,16 +36,16 @@ class SlotState:
     Attributes:
         tokens, text_positions: (B,) int64, the token that each row feeds next, and its position.
         token_keys: (B,) int64, see :func:`vase_cli.randomness.stream_key`.
-        active, held: (B,) int32, 1 in a row that generates and 0 in an idle one; tokens it attends to in the step.
+        active, seq_lens: (B,) int32, 1 in a row that generates and 0 in an idle one; tokens it attends to in the step.
         result: (2, B) int64, the tokens of the last step and whether their logits were finite.
     """
 
-    def __init__(self, slots: int, device: torch.device) -> None:
+    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         self.tokens, self.text_positions, self.token_keys = (
-            torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(3)
+            torch.zeros(max_num_seqs, dtype=torch.int64, device=device) for _ in range(3)
         )
-        self.active, self.held = (torch.zeros(slots, dtype=torch.int32, device=device) for _ in range(2))
-        self.result = torch.zeros((2, slots), dtype=torch.int64, device=device)
+        self.active, self.seq_lens = (torch.zeros(max_num_seqs, dtype=torch.int32, device=device) for _ in range(2))
+        self.result = torch.zeros((2, max_num_seqs), dtype=torch.int64, device=device)
 
     def clear(self, row: int) -> None:
         """Make a row idle."""
@@ -99,9 +99,9 @@ class DecodeLoop:
 
     def _compute(self, longest: int | None) -> None:
         state, cache = self.state, self.cache
-        torch.add(cache.lengths, state.active, out=state.held)
+        torch.add(cache.lengths, state.active, out=state.seq_lens)
         on_host = None if cache.keys.is_cuda else longest
-        step = DecodeStep(cache, self.backend, state.text_positions, state.active, state.held, on_host)
+        step = DecodeStep(cache, self.backend, state.text_positions, state.active, state.seq_lens, on_host)
         logits = self.model.decode(state.tokens, step)
         tokens, finite = sample(logits, self.sampling, state.token_keys, state.text_positions + 1)
         state.result[0] = tokens

@@ -1,15 +1,15 @@
 """The engine: schedule, launch a step, process the output of the step before it.
 
 A fixed number of rows of the static cache; a finished sequence frees its row for the next request at once
-(continuous batching). Rows are packed from slot 0 with their own lengths; a text is
-prefilled by itself and every decode step runs over all slots, so the shape of all arithmetic, and with
+(continuous batching). Rows are packed from storage slot 0 with their own lengths; a text is
+prefilled by itself and every decode step runs over all rows, so the shape of all arithmetic, and with
 counter-based randomness every token, is the same whoever the neighbours are.
 
 On a GPU the host runs one step ahead: it launches a step before it has read the tokens of the one before, which it
 can, as lengths and limits are known without them. A text that ends with an end token is therefore computed one step
 too far, and what that step made is dropped.
 
-Shapes: B slots, L layers, S cached tokens a row can hold, H KV heads, D head dim, T tokens of one row.
+Shapes: B rows, L layers, S cached tokens a row can hold, H KV heads, D head dim, T tokens of one row.
 """
 
 import time
@@ -42,7 +42,7 @@ class Engine:
     """Generates texts for requests with one model, one eviction method and one cache.
 
     Attributes:
-        settings: as given; ``slots`` shrinks where memory runs out.
+        settings: as given; ``max_num_seqs`` shrinks where memory runs out.
         cache: the static cache; its size never changes while memory lasts.
         stats: see :class:`EngineStats`.
         timer: times of each step, if asked for.
@@ -93,7 +93,7 @@ class Engine:
         self._run_ahead = self._cuda if run_ahead is None else run_ahead
         self._cutter: Cutter | None = None
         self._loop: DecodeLoop | None = None
-        self._scheduler = Scheduler(settings.slots, lambda request: self._stream_key(request, "eviction"))
+        self._scheduler = Scheduler(settings.max_num_seqs, lambda request: self._stream_key(request, "eviction"))
         self._launched: deque[Batch] = deque()
         self._notices: list[str] = []
         self._read_s = 0.0
@@ -101,11 +101,11 @@ class Engine:
         try:
             self._allocate()
         except torch.OutOfMemoryError as error:
-            problem = f"out of memory for a cache of {settings.slots} slots ({first_line(error)})"
+            problem = f"out of memory for a cache of {settings.max_num_seqs} slots ({first_line(error)})"
             raise ModelError(f"{problem}: use fewer --slots, or a smaller budget or limit") from error
 
     def _allocate(self) -> None:
-        """Make the cache and what stands beside it, for ``settings.slots`` rows, all idle; all of it or nothing."""
+        """Make the cache and what stands beside it, for ``max_num_seqs`` rows, all idle; all of it or nothing."""
         settings, model = self.settings, self._model
         made_for = (model.facts, self._policy, self._backend, model.device)
         shape = settings.cache_shape(*made_for, usual_scale=model.usual_scale)
@@ -113,7 +113,7 @@ class Engine:
         cutter = None
         if settings.budget is not None and settings.cut_at is not None:
             cutter = Cutter(self._policy, cache, settings.budget, settings.window, self._thresholds)
-        self._state = SlotState(settings.slots, model.device)
+        self._state = SlotState(settings.max_num_seqs, model.device)
         self.cache, self._cutter = cache, cutter
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
@@ -340,9 +340,9 @@ class Engine:
         self._cutter = self._loop = None
         del self.cache, self._state
         while memory_error:
-            if self.settings.slots == 1:
+            if self.settings.max_num_seqs == 1:
                 raise ModelError(f"out of memory with one slot ({memory_error}): use a smaller budget, limit or model")
-            self.settings = replace(self.settings, slots=self.settings.slots * 3 // 4)
+            self.settings = replace(self.settings, max_num_seqs=self.settings.max_num_seqs * 3 // 4)
             if self._cuda:
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()
@@ -351,8 +351,8 @@ class Engine:
                 memory_error = ""
             except torch.OutOfMemoryError as error:
                 memory_error = first_line(error)
-        self._scheduler.restart(self.settings.slots)
-        slots = "one slot" if self.settings.slots == 1 else f"{self.settings.slots} slots"
+        self._scheduler.restart(self.settings.max_num_seqs)
+        slots = "one slot" if self.settings.max_num_seqs == 1 else f"{self.settings.max_num_seqs} slots"
         restarted = f"unfinished texts ({unfinished}) start again, finished ones are kept"
         return Notice(f"out of memory: going on with {slots}; {restarted}")
 

@@ -1,6 +1,6 @@
 """How much memory a run needs, worked out before a weight is read.
 
-Shapes: B slots, T prompt tokens.
+Shapes: B rows, T prompt tokens.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ _PRODUCTS_WORKSPACE_BYTES = 32 * 2**20  # what the vendor's matrix products keep
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of one run of B ``slots``: weights, cache, logits and sampling, and the free memory they are planned for.
+    """Bytes of one run of B rows: weights, cache, logits and sampling, and the free memory they are planned for.
 
     ``prompt_bytes`` are states and activations of the longest prompt while it is prefilled, or of a cut.
     """
 
-    slots: int
+    max_num_seqs: int
     weights_bytes: int
     cache_bytes: int
     logits_bytes: int
@@ -40,9 +40,9 @@ class MemoryPlan:
         """The expected peak."""
         return self.weights_bytes + self.cache_bytes + self.logits_bytes + self.prompt_bytes
 
-    def sentence(self) -> str:
+    def message(self) -> str:
         """The plan in one line."""
-        names = ("weights", f"cache of {self.slots} slots", "logits", "prompt")
+        names = ("weights", f"cache of {self.max_num_seqs} slots", "logits", "prompt")
         sizes = (self.weights_bytes, self.cache_bytes, self.logits_bytes, self.prompt_bytes)
         listed = " + ".join(f"{name} {readable_bytes(size)}" for name, size in zip(names, sizes, strict=True))
         return f"{listed} = {readable_bytes(self.total_bytes)} of {readable_bytes(self.available_bytes)} free"
@@ -55,8 +55,8 @@ def plan_memory(
     sampled: bool,
     longest_prompt_tokens: int,
     available_bytes: int,
-    slots: int | str,
-    most_slots: int,
+    max_num_seqs: int | str,
+    most_num_seqs: int,
     kernels: bool = False,
     few_candidates: bool = False,
 ) -> MemoryPlan:
@@ -66,7 +66,7 @@ def plan_memory(
         facts, cache_shape: the model, and the cache's sizes for a number of slots.
         sampled: whether tokens are drawn, not greedy.
         longest_prompt_tokens, available_bytes: T of the longest prompt, and free memory on the device.
-        slots: how many, or "auto" for as many as fit, up to ``most_slots``.
+        max_num_seqs: how many rows, or "auto" for as many as fit, up to ``most_num_seqs``.
         kernels: whether the fused forward and the kernels for cuts and sampling are used, as on a GPU.
         few_candidates: whether a token is drawn from so few that the kernel for it is used.
 
@@ -81,7 +81,7 @@ def plan_memory(
             per_logit = _KERNEL_BYTES_PER_LOGIT
         prompt = _prompt_bytes(facts, shape, longest_prompt_tokens, kernels=kernels)
         return MemoryPlan(
-            slots=count,
+            max_num_seqs=count,
             weights_bytes=facts.weights_bytes,
             cache_bytes=shape.bytes,
             logits_bytes=count * facts.vocabulary * per_logit,
@@ -94,16 +94,14 @@ def plan_memory(
     one, two = plan(1), plan(2)
     fitting = 1 + (usable - one.total_bytes) // (two.total_bytes - one.total_bytes)
     if fitting < 1:
-        problem = f"this run does not fit: {one.sentence()}, of which {_USABLE_SHARE:.0%} can be planned with"
+        problem = f"this run does not fit: {one.message()}, of which {_USABLE_SHARE:.0%} can be planned with"
         raise ConfigError(f"{problem}; use a smaller model, budget or limit, or a device with more memory")
-    if slots == "auto":
-        return plan(min(fitting, most_slots))
-    if int(slots) > fitting:
-        problem = (
-            f"{slots} slots do not fit: {plan(int(slots)).sentence()}, of which {_USABLE_SHARE:.0%} can be planned"
-        )
-        raise ConfigError(f"{problem} with; use --slots {fitting} or less, or --slots auto")
-    return plan(int(slots))
+    if max_num_seqs == "auto":
+        return plan(min(fitting, most_num_seqs))
+    if int(max_num_seqs) > fitting:
+        sizes = f"{plan(int(max_num_seqs)).message()}, of which {_USABLE_SHARE:.0%} can be planned with"
+        raise ConfigError(f"{max_num_seqs} slots do not fit: {sizes}; use --slots {fitting} or less, or --slots auto")
+    return plan(int(max_num_seqs))
 
 
 def _prompt_bytes(facts: ModelFacts, shape: CacheShape, tokens: int, *, kernels: bool) -> int:

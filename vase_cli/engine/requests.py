@@ -42,7 +42,7 @@ class NewTokens:
 class Notice:
     """Something that the user should know of, in one line; the engine goes on."""
 
-    sentence: str
+    message: str
 
 
 @dataclass

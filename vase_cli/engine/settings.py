@@ -1,6 +1,6 @@
 """The settings of an engine.
 
-Shapes: B slots, S cached tokens a row can hold (budget + W), W window (also the eviction interval).
+Shapes: B rows (max_num_seqs), S cached tokens a row can hold (budget + W), W window (also the eviction interval).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class EngineSettings:
 
     budget: int | None  # tokens kept per KV head at a cut; None for a method that does not evict
     window: int  # W; the last W tokens are always kept, and a row is cut when it holds budget + W
-    slots: int  # B
+    max_num_seqs: int  # B
     sampling: SamplingParams
     seed: int  # of the draws of tokens, and of evictions
     max_new_tokens: int | None  # limit on generated tokens; None is no limit but the total
@@ -52,14 +52,14 @@ class EngineSettings:
         cut_at, model = self.cut_at, facts.shape
         return CacheShape(
             layers=model.layers,
-            slots=self.slots,
+            max_num_seqs=self.max_num_seqs,
             tokens=cut_at or self.max_total_tokens,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
             query_heads=model.heads,
             query_window=self.window if cut_at and "queries" in policy.needs else 0,
             element_bytes=facts.torch_dtype.itemsize,
-            log_sums=backend.leaves_log_sums and usual_scale,
+            lse=backend.supports_lse and usual_scale,
             ranges=cut_at is not None and "ranges" in policy.needs and kernels.usable_on(device),
         )
 

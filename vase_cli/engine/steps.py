@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vase_cli.attention.base import AttentionBackend, LogSums
+from vase_cli.attention.base import AttentionBackend, LSEOut
 from vase_cli.engine.cache import StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 
@@ -61,8 +61,8 @@ class DecodeStep:
     backend: AttentionBackend
     text_positions: Tensor  # (B,) int64, of the new tokens
     active: Tensor  # (B,) int32, 0 for an idle row
-    held: Tensor  # (B,) int32, tokens that each row holds with the new one, 0 in an idle row
-    longest: int | None  # the largest of ``held``; None where only the device knows
+    seq_lens: Tensor  # (B,) int32, tokens that each row holds with the new one, 0 in an idle row
+    longest: int | None  # the largest of ``seq_lens``; None where only the device knows
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """See :meth:`ForwardStep.attend`."""
@@ -73,8 +73,8 @@ class DecodeStep:
     def attend_to_cache(self, layer: int, queries: Tensor, scale: float) -> Tensor:
         """Attend once the new states are in the cache: queries (B, Hq, D) to (B, Hq, D)."""
         cache = self.cache
-        place = (queries, cache.keys[layer], cache.values[layer], self.held, self.longest, scale)
-        if cache.log_sums is None:
+        place = (queries, cache.keys[layer], cache.values[layer], self.seq_lens, self.longest, scale)
+        if cache.lse is None:
             return self.backend.decode(*place)
-        log_sums = LogSums(cache.log_sums[layer], cache.shape.candidates, self.text_positions)
-        return self.backend.decode(*place, log_sums)
+        lse_out = LSEOut(cache.lse[layer], cache.shape.candidates, self.text_positions)
+        return self.backend.decode(*place, lse_out)

@@ -111,9 +111,9 @@ def evaluate(
     if path is None or not path.exists():
         assembly.load()  # weights that cannot be loaded leave no folder behind
     with contextlib.nullcontext() if path is None else RunFolder(path, run) as folder:
-        for line in (*assembly.notes, *_budget_lines(parts), *(folder.notes if folder else ()), plan.sentence()):
+        for line in (*assembly.notes, *_budget_lines(parts), *(folder.notes if folder else ()), plan.message()):
             progress.note(line)
-        session = _Session(assembly, run, folder, plan.slots, planned_steps(parts, longest, plan.slots))
+        session = _Session(assembly, run, folder, plan.max_num_seqs, planned_steps(parts, longest, plan.max_num_seqs))
         try:
             for task_part, of_task, tokens in zip(parts, prompts, longest, strict=True):
                 _evaluate_task(session, task_part, of_task, tokens, progress)
@@ -170,7 +170,7 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
         options={"device": recipe.device, "recipe": recipe.name},
         origins=dict(recipe.origins),
         seeds={"tokens": recipe.seed, "eviction": recipe.seed, "options": recipe.seed},
-        budgets={task.task.name: task.part.budget.sentence if task.part.budget else "full cache" for task in parts},
+        budgets={task.task.name: task.part.budget.message if task.part.budget else "full cache" for task in parts},
         tasks=[
             RunTask(
                 name=task_part.task.name,
@@ -213,7 +213,7 @@ class _Session:
         if not self._stats:
             progress.note(decoding)
             self.assembly.hardware.reset_peak()  # what loading took for a moment is not of the run
-        engine = self.assembly.engine(part, slots=self.slots, longest_prompt_tokens=longest_prompt_tokens)
+        engine = self.assembly.engine(part, max_num_seqs=self.slots, longest_prompt_tokens=longest_prompt_tokens)
         self._stats.append(engine.stats)
         self._caches.append(engine.cache.shape)
         self._write()
@@ -237,7 +237,7 @@ class _Session:
         if self._folder is not None and self._stats:
             stats = sum(self._stats, EngineStats())
             cache = max(self._caches, key=lambda shape: shape.bytes)
-            figures = measured(self.assembly, stats, slots=self.slots, samples=self._finished, cache=cache)
+            figures = measured(self.assembly, stats, max_num_seqs=self.slots, samples=self._finished, cache=cache)
             self._folder.record_session(figures)
 
 
@@ -263,7 +263,7 @@ def _evaluate_task(
 
         try:
             for completion in completions(engine, (request for request, _ in missing.values()), progress):
-                session.slots = engine.settings.slots
+                session.slots = engine.settings.max_num_seqs
                 if completion is not None:
                     _, problem = missing[completion.request.id]
                     sample = _sample(session.assembly, task.name, problem, prompts[problem.id], completion)
@@ -279,7 +279,7 @@ def completions(engine: Engine, requests: Iterable[Request], progress: Progress)
         if isinstance(event, NewTokens):
             progress.tokens(event.tokens)
         elif isinstance(event, Notice):
-            progress.note(f"warning: {event.sentence}")
+            progress.note(f"warning: {event.message}")
         yield event if isinstance(event, Completion) else None
 
 
@@ -343,7 +343,7 @@ def _slots(assembly: Assembly, path: Path | None) -> int | str:
 def _budget_lines(parts: Sequence[TaskPart]) -> Iterator[str]:
     for task_part in parts:
         if (budget := task_part.part.budget) is not None:
-            yield f"{task_part.task.name}: {budget.sentence}"
+            yield f"{task_part.task.name}: {budget.message}"
             if budget.warning:
                 yield f"warning: {budget.warning}"
 

@@ -35,7 +35,7 @@ def _window_attention(view: CacheView) -> Tensor:
     if view.queries is not None and served_by_kernels(view.keys):
         from vase_cli.kernels.window_attention import window_attention as kernel
 
-        return kernel(view.queries, view.keys, view.item_rows, view.slots, view.candidates, view.log_sums)
+        return kernel(view.queries, view.keys, view.item_rows, view.slot_mapping, view.candidates, view.lse)
     queries, keys = view.item_queries, view.candidate_keys
     items, window, query_heads, head_dim = queries.shape
     heads = keys.shape[1]
@@ -51,7 +51,7 @@ def value_range(view: CacheView) -> Tensor:
         from vase_cli.kernels import state_scores
 
         return state_scores.value_range(
-            view.values, view.item_rows, view.slots, view.candidates, known=view.ranges, newest=view.window
+            view.values, view.item_rows, view.slot_mapping, view.candidates, known=view.ranges, newest=view.window
         )
     values = view.candidate_values
     return nan_unless_finite(values.amax(dim=-1) - values.amin(dim=-1))
@@ -66,7 +66,7 @@ def redundancy(view: CacheView) -> Tensor:
     if served_by_kernels(view.keys):
         from vase_cli.kernels import state_scores
 
-        return state_scores.redundancy(view.keys, view.item_rows, view.slots, view.candidates)
+        return state_scores.redundancy(view.keys, view.item_rows, view.slot_mapping, view.candidates)
     unit = torch.nn.functional.normalize(view.candidate_keys, dim=-1)
     similarity = (unit @ unit.sum(dim=2, keepdim=True).transpose(-1, -2)).squeeze(-1) - unit.square().sum(dim=-1)
     return torch.softmax(similarity / view.candidates, dim=-1)
@@ -84,7 +84,7 @@ def leverage(view: CacheView, projection: Tensor) -> Tensor:
         return torch.cat(list(alone))
     from vase_cli.kernels import state_scores
 
-    return state_scores.leverage(view.keys, view.values, view.item_rows, view.slots, view.candidates, projection)
+    return state_scores.leverage(view.keys, view.values, view.item_rows, view.slot_mapping, view.candidates, projection)
 
 
 def _leverage(view: CacheView, projection: Tensor) -> Tensor:

@@ -40,11 +40,12 @@ class CacheView:
         prompt_tokens, text_tokens: (N,) int64, the length of the item's prompt, and of its text at this cut.
         budget, window: tokens kept in each head, the window included; W.
         noise: the item's source of randomness.
-        slots: (R, H, S) int32, in text order, each token's place along S of ``keys`` and ``values``; None if the same.
+        slot_mapping: (R, H, S) int32, in text order, each token's place along S of ``keys`` and ``values``; None if the
+            same.
         rows: (N,) int64, the items' storage rows; None for all of them, N = R.
         ranges: (R, H, S) float32 by storage slot, the value ranges from earlier cuts, negative where there is none, out
             of date for the last W candidates; the kernel adds its own. None where they are not kept.
-        log_sums: (R, W, Hq) float32, log2 of the sum of exp(q·k / sqrt(D)) over the candidates for each of the
+        lse: (R, W, Hq) float32, log2 of the sum of exp(q·k / sqrt(D)) over the candidates for each of the
             queries, in their order; None where a cut must compute them itself.
         thresholds: (N, H) float32, the value range above which a token is an outlier; None without calibration.
     """
@@ -58,9 +59,9 @@ class CacheView:
     budget: int
     window: int
     noise: SequenceNoise
-    slots: Tensor | None = None
+    slot_mapping: Tensor | None = None
     rows: Tensor | None = None
-    log_sums: Tensor | None = None
+    lse: Tensor | None = None
     ranges: Tensor | None = None
     thresholds: Tensor | None = None
 
@@ -112,9 +113,9 @@ class CacheView:
 
     def _in_text_order(self, states: Tensor) -> Tensor:
         """The candidates of (R, S, H, D): (N, H, C, D)."""
-        if self.slots is None:
+        if self.slot_mapping is None:
             return self.of_items(states[:, : self.candidates]).transpose(1, 2)
-        slots = self.of_items(self.slots[..., : self.candidates]).long()
+        slots = self.of_items(self.slot_mapping[..., : self.candidates]).long()
         heads = torch.arange(states.shape[2], device=states.device)
         return states[self.item_rows[:, None, None], slots, heads[:, None]]
 
@@ -163,7 +164,7 @@ class EvictionPolicy(ABC):
         """
         scores = self.keep_scores(view)
         places = view.budget - view.window
-        kept = best(scores, places, first=self.prompt_mask(view)).sort(dim=-1).values
+        kept = best(scores, places, must_keep=self.prompt_mask(view)).sort(dim=-1).values
         window = torch.arange(view.candidates, view.keys.shape[1], device=kept.device)
         finite = ~scores.isnan().flatten(1).any(dim=1)
         return torch.cat((kept, window.expand(*kept.shape[:2], -1)), dim=-1), finite

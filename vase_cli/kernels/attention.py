@@ -30,7 +30,7 @@ class AttentionConfig(NamedTuple):
 
 
 def attention_config(
-    rows: int, slots: int, heads: int, head_dim: int, element_bytes: int, processors: int
+    rows: int, capacity: int, heads: int, head_dim: int, element_bytes: int, processors: int
 ) -> AttentionConfig:
     """The division for B rows of S tokens, H KV heads of dim D, on a GPU with so many multiprocessors.
 
@@ -39,17 +39,17 @@ def attention_config(
     """
     wanted = triton.cdiv(8 * processors, rows * heads)
     block = max(16, min(128, _TILE_BYTES // (head_dim * element_bytes)))
-    return AttentionConfig(splits=max(1, min(wanted, triton.cdiv(slots, 128), 128)), block=block)
+    return AttentionConfig(splits=max(1, min(wanted, triton.cdiv(capacity, 128), 128)), block=block)
 
 
 def decode_attention(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    held: Tensor,
+    seq_lens: Tensor,
     scale: float,
     out: Tensor,
-    log_sums: Tensor | None = None,
+    lse: Tensor | None = None,
     candidates: int = 0,
     text_positions: Tensor | None = None,
     config: AttentionConfig | None = None,
@@ -59,34 +59,34 @@ def decode_attention(
     Args:
         queries: (B, Hq, D), D a power of two from 16 to 256; bf16, fp16 or fp32.
         keys, values: (B, S, H, D), contiguous, of the same dtype; one row has fewer than 2^31 elements.
-        held: (B,) int32, tokens from slot 0 on that each row attends to.
+        seq_lens: (B,) int32, tokens from slot 0 on that each row attends to.
         scale: factor on q·k.
         out: (B, Hq, D), written; zeros where a row holds nothing.
-        log_sums, candidates, text_positions: see :class:`vase_cli.attention.base.LogSums`; a row that holds nothing
+        lse, candidates, text_positions: see :class:`vase_cli.attention.base.LSEOut`; a row that holds nothing
             writes nothing.
         config: how the work is divided; None is :func:`attention_config`.
     """
     rows, query_heads, head_dim = queries.shape
-    slots, heads = keys.shape[1:3]
+    capacity, heads = keys.shape[1:3]
     if config is None:
         processors = _processors(queries.device)
-        config = attention_config(rows, slots, heads, head_dim, keys.element_size(), processors)
+        config = attention_config(rows, capacity, heads, head_dim, keys.element_size(), processors)
     splits, block, stages, warps = config
     group = query_heads // heads
     if splits > 1:
         parts = torch.empty((rows, query_heads, splits, head_dim), dtype=torch.float32, device=queries.device)
         weights = torch.empty((3, rows, query_heads, splits), dtype=torch.float32, device=queries.device)
     else:
-        parts, weights = out, held
-    window = 1 if log_sums is None else log_sums.shape[1]
+        parts, weights = out, seq_lens
+    window = 1 if lse is None else lse.shape[1]
     _attend[(heads, splits, rows)](
-        queries, keys, values, held, parts, weights, log_sums, text_positions, scale * _LOG2_E, slots, rows, candidates,
-        window, heads=heads, group=group, group_rows=max(16, triton.next_power_of_2(group)), head_dim=head_dim,
-        splits=splits, block=block, stages=stages, num_warps=warps,
+        queries, keys, values, seq_lens, parts, weights, lse, text_positions, scale * _LOG2_E,
+        capacity, rows, candidates, window, heads=heads, group=group, group_rows=max(16, triton.next_power_of_2(group)),
+        head_dim=head_dim, splits=splits, block=block, stages=stages, num_warps=warps,
     )  # fmt: skip
     if splits > 1:
         _join[(query_heads, rows)](
-            parts, weights, held, out, log_sums, text_positions, rows, window, query_heads=query_heads,
+            parts, weights, seq_lens, out, lse, text_positions, rows, window, query_heads=query_heads,
             head_dim=head_dim, splits=splits, padded_splits=triton.next_power_of_2(splits), block=block, num_warps=4,
         )  # fmt: skip
 
@@ -100,12 +100,12 @@ def _processors(device: torch.device) -> int:
 
 @triton.jit
 def _attend(
-    queries, keys, values, held, parts, weights, log_sums, text_positions, scale, slots, rows, candidates, window,
+    queries, keys, values, seq_lens, parts, weights, lse, text_positions, scale, capacity, rows, candidates, window,
     heads: tl.constexpr, group: tl.constexpr, group_rows: tl.constexpr, head_dim: tl.constexpr, splits: tl.constexpr,
     block: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    tokens = tl.load(held + row)
+    tokens = tl.load(seq_lens + row)
     span = tl.cdiv(tl.cdiv(tokens, splits), block) * block
     first = split * span
     if splits > 1 and first >= tokens:
@@ -120,7 +120,7 @@ def _attend(
     query = tl.load(queries + places, mask=is_query, other=0.0)
 
     offsets = tl.arange(0, block)
-    row_start = row.to(tl.int64) * slots * heads * head_dim + head * head_dim
+    row_start = row.to(tl.int64) * capacity * heads * head_dim + head * head_dim
     tile = offsets[:, None] * (heads * head_dim) + dims[None, :]
     maximum = tl.full([group_rows], float("-inf"), tl.float32)
     total = tl.zeros([group_rows], tl.float32)
@@ -138,7 +138,7 @@ def _attend(
         shrink = tl.exp2(maximum - new_maximum)
         exponentials = tl.exp2(scores - new_maximum[:, None])
         total = total * shrink + tl.sum(exponentials, axis=1)
-        if log_sums is not None:
+        if lse is not None:
             # Their own maximum: the window's tokens may outweigh all of them by more than float32 can hold.
             scores = tl.where((start + offsets < candidates)[None, :], scores, float("-inf"))
             top = tl.maximum(candidates_maximum, tl.max(scores, axis=1))
@@ -153,25 +153,23 @@ def _attend(
         if tokens == 0:
             total += 1.0
         tl.store(parts + places, (weighted / total[:, None]).to(parts.dtype.element_ty), mask=is_query)
-        if log_sums is not None:
+        if lse is not None:
             place = tl.load(text_positions + row) % window
             at = (row * window + place) * heads * group + head * group + members
-            tl.store(
-                log_sums + at, candidates_maximum + tl.log2(candidates_total), mask=(members < group) & (tokens > 0)
-            )
+            tl.store(lse + at, candidates_maximum + tl.log2(candidates_total), mask=(members < group) & (tokens > 0))
     else:
         part = query_heads * splits + split
         tl.store(parts + part[:, None].to(tl.int64) * head_dim + dims[None, :], weighted, mask=is_query)
         tl.store(weights + part, maximum, mask=members < group)
         plane = rows * heads * group * splits
         tl.store(weights + plane + part, total, mask=members < group)
-        if log_sums is not None:
+        if lse is not None:
             tl.store(weights + 2 * plane + part, candidates_maximum + tl.log2(candidates_total), mask=members < group)
 
 
 @triton.jit
 def _join(
-    parts, weights, held, out, log_sums, text_positions, rows, window, query_heads: tl.constexpr,
+    parts, weights, seq_lens, out, lse, text_positions, rows, window, query_heads: tl.constexpr,
     head_dim: tl.constexpr, splits: tl.constexpr, padded_splits: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
@@ -180,11 +178,11 @@ def _join(
     everything = tl.arange(0, padded_splits)
     # Loads do not wait for how many parts are used: what the others hold is put aside afterwards.
     maxima = tl.load(weights + query * splits + everything, mask=everything < splits, other=float("-inf"))
-    if log_sums is not None:
+    if lse is not None:
         place = tl.load(text_positions + row) % window
         logs_at = totals + rows * query_heads * splits + query * splits + everything
         logs = tl.load(logs_at, mask=everything < splits, other=float("-inf"))
-    tokens = tl.load(held + row)
+    tokens = tl.load(seq_lens + row)
     span = tl.cdiv(tl.cdiv(tokens, splits), block) * block
     used = tl.cdiv(tokens, tl.maximum(span, 1))
     maximum = tl.max(tl.where(everything < used, maxima, float("-inf")))
@@ -204,10 +202,10 @@ def _join(
     total_of_all = tl.sum(total)
     if tokens == 0:
         total_of_all += 1.0
-    if log_sums is not None:
+    if lse is not None:
         logs = tl.where(everything < used, logs, float("-inf"))
         top = tl.max(logs, axis=0)
         log_sum = top + tl.log2(tl.sum(tl.exp2(logs - top)))
-        tl.store(log_sums + (row * window + place) * query_heads + head, log_sum, mask=tokens > 0)
+        tl.store(lse + (row * window + place) * query_heads + head, log_sum, mask=tokens > 0)
     result = tl.sum(weighted, axis=0) / total_of_all
     tl.store(out + query * head_dim + dims, result.to(out.dtype.element_ty))

@@ -55,13 +55,13 @@ def rotate_and_append(
         out: (B, Hq, D), contiguous, written: the queries. D is a power of two, at least 16.
     """
     rows, query_heads, head_dim = out.shape
-    slots, heads = keys.shape[1:3]
+    capacity, heads = keys.shape[1:3]
     block = max(1, 512 // head_dim)
     query_blocks, head_blocks = triton.cdiv(query_heads, block), triton.cdiv(heads, block)
     _rotate_and_append[(rows, query_blocks + 2 * head_blocks)](
-        qkv, bias, cos, sin, text_positions, q_weight, k_weight, eps, keys, values, lengths, active, ring, out, slots,
-        1 if ring is None else ring.shape[1], query_heads=query_heads, heads=heads, head_dim=head_dim, block=block,
-        query_blocks=query_blocks, head_blocks=head_blocks, num_warps=1, enable_fp_fusion=False,
+        qkv, bias, cos, sin, text_positions, q_weight, k_weight, eps, keys, values, lengths, active, ring, out,
+        capacity, 1 if ring is None else ring.shape[1], query_heads=query_heads, heads=heads, head_dim=head_dim,
+        block=block, query_blocks=query_blocks, head_blocks=head_blocks, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def _store_halves(target, start, head, inside, low, high, head_dim: tl.constexpr
 
 @triton.jit
 def _rotate_and_append(
-    qkv, bias, cos, sin, text_positions, q_weight, k_weight, eps, keys, values, lengths, active, ring, out, slots,
+    qkv, bias, cos, sin, text_positions, q_weight, k_weight, eps, keys, values, lengths, active, ring, out, capacity,
     window, query_heads: tl.constexpr, heads: tl.constexpr, head_dim: tl.constexpr, block: tl.constexpr,
     query_blocks: tl.constexpr, head_blocks: tl.constexpr,
 ):  # fmt: skip
@@ -145,9 +145,9 @@ def _rotate_and_append(
     part = tl.program_id(1)
     position = tl.load(text_positions + row)
     length = tl.load(lengths + row)
-    appends = (tl.load(active + row) != 0) & (length < slots)
+    appends = (tl.load(active + row) != 0) & (length < capacity)
     states = row * (query_heads + 2 * heads) * head_dim
-    slot = (row * slots + length) * heads * head_dim
+    slot = (row * capacity + length) * heads * head_dim
     if part < query_blocks:
         head = part * block + tl.arange(0, block)
         inside = (head < query_heads)[:, None]

@@ -1,6 +1,7 @@
 """The cache as a model's forward sees it: the running step travels through the model as a keyword argument.
 
-Shapes: L layers, B rows, T prompt tokens, W window, Hq query heads, H KV heads, D head dim, S slots of a row.
+Shapes: L layers, B rows, T prompt tokens, W window, Hq query heads, H KV heads, D head dim, S cached tokens
+a row can hold.
 """
 
 from typing import Protocol

@@ -98,7 +98,7 @@ class RunFolder(StoredRun):
             with file_access("make the run folder", path, ConfigError):
                 path.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as lock:
-            lock.enter_context(held(path))
+            lock.enter_context(lock_folder(path))
             if run is not None and not (path / RUN_FILE).exists():
                 if (path / COMPLETIONS_FILE).exists():
                     what = f"has {COMPLETIONS_FILE} but no {RUN_FILE}"
@@ -254,7 +254,7 @@ def _changes(stored: Run, new: Run) -> list[str]:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder; the system lets it go when the process ends in any way.
 
     ConfigError if another process holds it, or it cannot be written or locked.

@@ -72,7 +72,7 @@ def run(job: Job, *, folder: Path, problems: int, device: str) -> dict[str, Any]
     settings = EngineSettings(
         budget=job.budget,
         window=WINDOW,
-        slots=min(len(asked), MOST_SLOTS[model.device.type]),
+        max_num_seqs=min(len(asked), MOST_SLOTS[model.device.type]),
         sampling=SamplingParams(temperature=job.temperature),
         seed=0,
         max_new_tokens=TASK.max_new_tokens,
