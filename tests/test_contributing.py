@@ -172,7 +172,7 @@ def test_the_method_makes_the_texts_of_a_cache_of_plain_lists(model_folder: Call
     requests = [make_requests()[index] for index in (1, 3)]
     got = token_ids(make_engine(model, policy, max_new_tokens=20), requests)
     for request in requests:
-        tokens, cuts = generate_with_lists(model, policy, 16, 4, request, 20)
+        tokens, cuts, _ = generate_with_lists(model, policy, 16, 4, request, 20)
         assert got[request.id] == tokens and cuts
     with pytest.raises(ConfigError, match="sinks is -1"):
         make_engine(model, type(policy)(sinks=-1))

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from transformers import AutoTokenizer
 
-from vase_cli import plugins
+from vase_cli import LLM, plugins
 from vase_cli.config.catalog import Catalog, built_in_folder
 from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelShape
@@ -191,7 +191,7 @@ def test_every_problem_fits_a_training_row(scripts: tuple[ModuleType, ModuleType
     tokenizer = load_tokenizer(ENTRY)
     prompt = tokenizer.encode_chat(LONGEST.question, system=None, think=True).token_ids
     assert len(prompt) + len(tokenizer.encode_text(LONGEST.solution).token_ids) + 1 <= train.ROW_TOKENS
-    assert 500 < measure.mean_length(tokenizer) < train.ROW_TOKENS
+    assert 500 < measure.mean_length(LLM(FOLDER, method="full")) < train.ROW_TOKENS
 
 
 def test_learning_rate(scripts: tuple[ModuleType, ModuleType]) -> None:

@@ -98,12 +98,68 @@ def readable_bytes(size_bytes: int) -> str:
     return f"{size:,.0f} {units[0]}" if units[0] == "B" else f"{size:,.1f} {units[0]}"
 
 
-def free_memory(device: "torch.device") -> tuple[int, str]:
-    """Bytes that are free where a device computes, and the device with them for people: "no GPU, 6.0 GiB of ..."."""
-    if device.type == "cuda":
+def gpu_names() -> list[str]:
+    """Names of the GPUs that PyTorch sees."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.cuda.get_device_name(index) for index in range(count)]
+
+
+class Device:
+    """Figures of one device: PyTorch's memory on a CUDA device, the memory of the process in RAM on any other.
+
+    Attributes:
+        torch: PyTorch's device, for tensors.
+        type: "cuda", "cpu" or "mps".
+    """
+
+    def __init__(self, device: "torch.device") -> None:
+        self.torch = device
+        self.type = device.type
+        self._cuda = device.type == "cuda"
+
+    @property
+    def name(self) -> str:
+        """The GPU's name, or the type of another device."""
         import torch
 
-        free, _ = torch.cuda.mem_get_info(device.index)
-        return free, f"{torch.cuda.get_device_name(device.index)}, {readable_bytes(free)} free"
-    free = available_ram_bytes()
-    return free, f"{'Apple GPU' if device.type == 'mps' else 'no GPU'}, {readable_bytes(free)} of memory free"
+        return torch.cuda.get_device_name(self.torch) if self._cuda else self.type
+
+    @property
+    def description(self) -> str:
+        """The device and its free memory for people: "no GPU, 6.0 GiB of memory free"."""
+        free = readable_bytes(self.available_bytes())
+        if self._cuda:
+            return f"{self.name}, {free} free"
+        return f"{'Apple GPU' if self.type == 'mps' else 'no GPU'}, {free} of memory free"
+
+    def memory_bytes(self) -> int:
+        """Memory in use now."""
+        import torch
+
+        return torch.cuda.memory_allocated(self.torch) if self._cuda else resident_bytes()
+
+    def reset_peak(self) -> None:
+        """Count the peak from here on."""
+        import torch
+
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats(self.torch)
+        else:
+            reset_peak_resident_bytes()
+
+    def peak_bytes(self) -> int:
+        """Most memory in use since the last reset."""
+        import torch
+
+        return torch.cuda.max_memory_allocated(self.torch) if self._cuda else peak_resident_bytes()
+
+    def available_bytes(self) -> int:
+        """Memory that is free, or that PyTorch keeps without using it."""
+        import torch
+
+        if not self._cuda:
+            return available_ram_bytes()
+        kept_by_allocator = torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch)
+        return torch.cuda.mem_get_info(self.torch)[0] + kept_by_allocator

@@ -18,10 +18,11 @@ from vase_cli.bench.loop import LoopTimes, run_loop, staggered, step_figures
 from vase_cli.bench.records import OUT_OF_MEMORY, Bench
 from vase_cli.config.architecture import Architecture
 from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, SamplingParams
-from vase_cli.engine.assembly import MOST_NUM_SEQS, Assembly, Part
+from vase_cli.device import gpu_names
 from vase_cli.engine.decoding import DecodeLoop
-from vase_cli.engine.device import gpu_names
 from vase_cli.engine.engine import Engine
+from vase_cli.engine.factory import EngineFactory
+from vase_cli.engine.plan import MOST_NUM_SEQS, GenerationLimits, plan_run
 from vase_cli.engine.requests import NewTokens, Request
 from vase_cli.errors import ConfigError, RunError
 from vase_cli.models.random_weights import RandomWeights
@@ -45,24 +46,24 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "copy_bandwidth", lambda device: 2e9)
 
 
-def make_assembly(
+def make_factory(
     method: str = "random", *, budget: int | None = 16, architecture: Architecture = DENSE, **changes: object
-) -> Assembly:
+) -> EngineFactory:
     recipe = Recipe(
         "tiny", "tiny", method=method, budget=None if method == "full" else budget, window=4, device="cpu",
         sampling=SamplingParams(),
     )  # fmt: skip
     entry = ModelEntry("tiny", hub_id="nobody/nothing", shape=SHAPE, architecture=architecture)
-    return Assembly(replace(recipe, **changes), entry, weights=RandomWeights(MAX_TOKENS, seed=0))
+    return EngineFactory(plan_run(replace(recipe, **changes), entry, weights=RandomWeights(MAX_TOKENS, seed=0)))
 
 
-def make_text_cell(assembly: Assembly, text: int) -> Cell:
-    return make_cell(assembly, "auto", text, STEPS, of_text=True)
+def make_text_cell(factory: EngineFactory, text: int) -> Cell:
+    return make_cell(factory, "auto", text, STEPS, of_text=True)
 
 
-def make_engine(assembly: Assembly, slots: int, context: int) -> Engine:
-    cell = make_cell(assembly, slots, context, STEPS)
-    return assembly.engine(cell.part, max_num_seqs=slots, longest_prompt_tokens=context, timed=True)
+def make_engine(factory: EngineFactory, slots: int, context: int) -> Engine:
+    cell = make_cell(factory, slots, context, STEPS)
+    return factory.engine(cell.limits, max_num_seqs=slots, longest_prompt_tokens=context, timed=True)
 
 
 # --- the cells --------------------------------------------------------------------------------------------
@@ -85,24 +86,24 @@ def test_too_few_steps_are_refused(warm_up: int | None, measured: int | None, me
 
 
 def test_a_text_too_short_or_too_long_is_refused() -> None:
-    assembly = make_assembly()
-    assert make_cell(assembly, 2, 20, STEPS).part.max_total_tokens > 20 + 12
+    factory = make_factory()
+    assert make_cell(factory, 2, 20, STEPS).limits.max_total_tokens > 20 + 12
     with pytest.raises(ConfigError, match="a text of 19 tokens is too short: random needs 20 to be cut"):
-        make_cell(assembly, 2, 19, STEPS)
+        make_cell(factory, 2, 19, STEPS)
     with pytest.raises(ConfigError, match="a text of 33 tokens is too short: random needs 36"):
-        make_text_cell(assembly, 33)
+        make_text_cell(factory, 33)
     with pytest.raises(ConfigError, match="tiny is configured for 500"):
-        make_cell(assembly, 2, 490, STEPS)
+        make_cell(factory, 2, 490, STEPS)
     with pytest.raises(ConfigError, match="tiny is configured for 500"):
-        make_text_cell(assembly, 501)
+        make_text_cell(factory, 501)
     with pytest.raises(ConfigError, match="not above the window of 4 tokens"):
-        make_cell(make_assembly(budget=4), 2, 100, STEPS)
+        make_cell(make_factory(budget=4), 2, 100, STEPS)
 
 
 def test_a_ratio_is_a_share_of_the_text() -> None:
-    assembly = make_assembly(budget="4x")
-    assert make_cell(assembly, 2, 160, STEPS).budget == 40
-    assert make_text_cell(assembly, 320).budget == 80
+    factory = make_factory(budget="4x")
+    assert make_cell(factory, 2, 160, STEPS).budget == 40
+    assert make_text_cell(factory, 320).budget == 80
 
 
 # --- rows: staggered, and counted right -------------------------------------------------------------------
@@ -122,7 +123,7 @@ def test_staggering_spreads_rows_evenly_over_the_window(slots: int, window: int)
 @pytest.mark.parametrize("method", ["random", "vase-attnv", "streaming"])
 def test_staggered_rows_are_cut_one_in_each_step(method: str) -> None:
     changes = {"method_options": {"n_large": 4}} if method == "vase-attnv" else {}
-    engine = make_engine(make_assembly(method, **changes), 4, 100)
+    engine = make_engine(make_factory(method, **changes), 4, 100)
     engine.occupy([Request(str(row), (1,) * 100, str(row)) for row in range(4)], staggered(16, 4, 4))
     cuts = [0]
     for event in engine.stream(()):
@@ -135,13 +136,14 @@ def test_staggered_rows_are_cut_one_in_each_step(method: str) -> None:
 
 @pytest.mark.parametrize(("method", "slots"), [("full", 3), ("random", 1), ("random", 3), ("random", 9)])
 def test_reads_and_cuts_are_those_of_the_engine(method: str, slots: int) -> None:
-    engine = make_engine(make_assembly(method), slots, 50)
+    engine = make_engine(make_factory(method), slots, 50)
     held = [50] * slots if method == "full" else staggered(16, 4, slots)
     engine.occupy([Request(str(row), (1,) * 50, str(row)) for row in range(slots)], held)
     before, read, cuts_before = sum(held), [], 0
-    for _ in engine.stream(()):
+    for event in engine.stream(()):
+        assert isinstance(event, NewTokens)
         read.append(before + slots)
-        before = sum(tokens for tokens, _ in engine.held().values())
+        before = sum(token.cached_tokens for token in event.tokens)
         if len(read) == STEPS.warm_up:
             cuts_before = engine.stats.cuts
         if len(read) == STEPS.warm_up + STEPS.measured:
@@ -151,18 +153,18 @@ def test_reads_and_cuts_are_those_of_the_engine(method: str, slots: int) -> None
 
 
 def test_the_loop_times_the_measured_steps_and_frees_its_rows() -> None:
-    engine = make_engine(make_assembly(), 2, 60)
+    engine = make_engine(make_factory(), 2, 60)
     for _ in range(2):
         times = run_loop(engine, 60, staggered(16, 4, 2), STEPS)
         assert len(times.step_ms) == len(times.cut_ms) == STEPS.measured
         assert all(0 <= cut < step for cut, step in zip(times.cut_ms, times.step_ms, strict=True))
         assert sum(times.step_ms) <= times.loop_ms * 1.5 and times.notices == []
-        assert engine.held() == {}
+        assert engine.cache.lengths.sum() == 0
 
 
 def test_a_row_that_ends_fails_the_benchmark() -> None:
     with pytest.raises(RunError, match="row 0 ended after 16 tokens"):
-        run_loop(make_engine(make_assembly(), 2, 60), 60, staggered(16, 4, 2), Steps(warm_up=4, measured=80))
+        run_loop(make_engine(make_factory(), 2, 60), 60, staggered(16, 4, 2), Steps(warm_up=4, measured=80))
 
 
 # --- figures by hand --------------------------------------------------------------------------------------
@@ -185,15 +187,15 @@ def test_step_figures() -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_are_counted_without_the_embeddings_rows(tied: bool) -> None:
     elements = 2 * (ATTENTION + 3 * 32 * 48) + 32 + HEAD
-    assembly = make_assembly(architecture=replace(DENSE, tied=tied))
-    assert weights_read(assembly, 1) == weights_read(assembly, 64) == elements * FLOAT32
-    assert weights_read(make_assembly(architecture=replace(DENSE, tied=tied), dtype="bfloat16"), 1) == elements * 2
+    factory = make_factory(architecture=replace(DENSE, tied=tied))
+    assert weights_read(factory.plan, 1) == weights_read(factory.plan, 64) == elements * FLOAT32
+    assert weights_read(make_factory(architecture=replace(DENSE, tied=tied), dtype="bfloat16").plan, 1) == elements * 2
 
 
 @pytest.mark.parametrize(("slots", "experts"), [(1, 2), (2, 4), (3, 6), (16, 6)])
 def test_of_a_mixture_the_experts_within_reach_count(slots: int, experts: int) -> None:
     elements = 2 * (ATTENTION + 6 * 32 + experts * 3 * 32 * 24) + 32 + HEAD
-    assert weights_read(make_assembly(architecture=MIXTURE), slots) == elements * FLOAT32
+    assert weights_read(make_factory(architecture=MIXTURE).plan, slots) == elements * FLOAT32
 
 
 def test_a_copy_counts_what_it_reads_and_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +213,8 @@ def test_a_copy_counts_what_it_reads_and_what_it_writes(monkeypatch: pytest.Monk
 
 
 def test_a_cells_figures_fit_each_other() -> None:
-    assembly = make_assembly("vase-attnv", method_options={"n_large": 4}, seed=7)
-    record = Bench(CPU, STEPS, prefill_tokens=30).measure(make_cell(assembly, 3, 100, STEPS))
+    factory = make_factory("vase-attnv", method_options={"n_large": 4}, seed=7)
+    record = Bench(CPU, STEPS, prefill_tokens=30).measure(make_cell(factory, 3, 100, STEPS))
     assert (record["status"], record["error"], record["notices"]) == ("ok", None, [])
     assert (record["method"], record["budget"], record["slots"], record["context"]) == ("vase-attnv", 16, 3, 100)
     # Rows go from 17 to 20 tokens, again and again, and each of 3 rows is cut twice in 8 steps.
@@ -233,21 +235,21 @@ def test_a_cells_figures_fit_each_other() -> None:
 
 
 def test_without_a_prefill_none_is_timed() -> None:
-    record = Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_assembly(), 2, 100, STEPS))
+    record = Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_factory(), 2, 100, STEPS))
     assert (record["status"], record["prefill_tokens"], record["prefill_tokens_per_s"]) == ("ok", 0, None)
 
 
 def test_full_holds_the_whole_text() -> None:
-    record = Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_assembly("full"), 2, 100, STEPS))
+    record = Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_factory("full"), 2, 100, STEPS))
     assert (record["status"], record["budget"], record["cuts"]) == ("ok", None, 0)
     assert record["held_tokens"] == 100 + STEPS.warm_up + (STEPS.measured + 1) / 2
 
 
 def test_a_real_model_is_measured_with_its_texts_going_on(model_folder: Callable[..., Path]) -> None:
     recipe = Recipe("tiny", "tiny", method="random", budget=16, window=4, device="cpu", sampling=SamplingParams())
-    assembly = Assembly(recipe, ModelEntry("tiny", path=model_folder("qwen3")))
-    assembly.load().eos_token_ids = frozenset(range(assembly.facts.vocabulary))
-    record = Bench(CPU, STEPS, prefill_tokens=20).measure(make_cell(assembly, 2, 100, STEPS))
+    factory = EngineFactory(plan_run(recipe, ModelEntry("tiny", path=model_folder("qwen3"))))
+    factory.load().eos_token_ids = frozenset(range(factory.plan.facts.vocabulary))
+    record = Bench(CPU, STEPS, prefill_tokens=20).measure(make_cell(factory, 2, 100, STEPS))
     assert (record["status"], record["random_weights"]) == ("ok", False)
 
 
@@ -255,19 +257,19 @@ def test_a_real_model_is_measured_with_its_texts_going_on(model_folder: Callable
 
 
 def test_slots_that_the_plan_refuses_are_a_result() -> None:
-    assembly = make_assembly()
+    factory = make_factory()
     measured = Bench(CPU, STEPS, prefill_tokens=30, memory_bytes=2 * 2**20)
-    fit = measured.measure(make_cell(assembly, 1, 100, STEPS))["slots_fit"]
+    fit = measured.measure(make_cell(factory, 1, 100, STEPS))["slots_fit"]
     assert fit > 1
-    record = measured.measure(make_cell(assembly, fit + 1, 100, STEPS))
+    record = measured.measure(make_cell(factory, fit + 1, 100, STEPS))
     assert (record["status"], record["slots"], record["slots_fit"]) == (OUT_OF_MEMORY, fit + 1, fit)
     assert f"use --slots {fit} or less" in record["error"]
     assert record["tokens_per_s"] is record["ratio"] is record["peak_bytes"] is None
-    assert measured.measure(make_cell(assembly, fit, 100, STEPS))["status"] == "ok"
+    assert measured.measure(make_cell(factory, fit, 100, STEPS))["status"] == "ok"
 
 
 def test_memory_for_not_even_one_slot_is_a_result() -> None:
-    record = Bench(CPU, STEPS, prefill_tokens=30, memory_bytes=1000).measure(make_cell(make_assembly(), 1, 50, STEPS))
+    record = Bench(CPU, STEPS, prefill_tokens=30, memory_bytes=1000).measure(make_cell(make_factory(), 1, 50, STEPS))
     assert (record["status"], record["slots_fit"]) == (OUT_OF_MEMORY, 0)
     assert record["error"].startswith("this run does not fit")
 
@@ -285,7 +287,7 @@ SHORTAGES = {
 def test_running_out_of_memory_is_a_result_and_the_next_cell_runs(
     error: Exception, when: str, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assembly, measured = make_assembly(), Bench(CPU, STEPS, prefill_tokens=0)
+    factory, measured = make_factory(), Bench(CPU, STEPS, prefill_tokens=0)
 
     def fail(*arguments: object) -> None:
         raise error
@@ -295,10 +297,10 @@ def test_running_out_of_memory_is_a_result_and_the_next_cell_runs(
             patch.setattr("vase_cli.engine.engine.StaticCache", fail)
         else:
             patch.setattr(DecodeLoop, "step", fail)
-        record = measured.measure(make_cell(assembly, slots, 100, STEPS))
+        record = measured.measure(make_cell(factory, slots, 100, STEPS))
     assert record["status"] == OUT_OF_MEMORY and record["tokens_per_s"] is None
     assert record["error"] and "\n" not in record["error"]
-    assert measured.measure(make_cell(assembly, slots, 100, STEPS))["status"] == "ok"
+    assert measured.measure(make_cell(factory, slots, 100, STEPS))["status"] == "ok"
 
 
 def test_an_engine_that_shrinks_has_run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +313,7 @@ def test_an_engine_that_shrinks_has_run_out_of_memory(monkeypatch: pytest.Monkey
         step(self, longest)
 
     monkeypatch.setattr(DecodeLoop, "step", fail_once)
-    record = Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_assembly(), 4, 100, STEPS))
+    record = Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_factory(), 4, 100, STEPS))
     assert (record["status"], record["slots"], record["tokens_per_s"]) == (OUT_OF_MEMORY, 4, None)
     assert len(calls) == 6 and "3 slots" in record["error"]
 
@@ -322,17 +324,17 @@ def test_another_error_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(DecodeLoop, "step", fail)
     with pytest.raises(RuntimeError, match="a bug"):
-        Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_assembly(), 2, 100, STEPS))
+        Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_factory(), 2, 100, STEPS))
 
 
 @pytest.mark.parametrize("short_of_memory", [False, True])
 def test_an_engine_is_gone_before_the_next_cell(short_of_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     caches: list[weakref.ref[Any]] = []
-    make = Assembly.engine
+    make = EngineFactory.engine
 
-    def watched(self: Assembly, part: Part, **settings: Any) -> Engine:
+    def watched(self: EngineFactory, limits: GenerationLimits, **settings: Any) -> Engine:
         assert [cache() for cache in caches] == [None] * len(caches)
-        engine = make(self, part, **settings)
+        engine = make(self, limits, **settings)
         caches.append(weakref.ref(engine.cache))
         vars(engine)["itself"] = engine  # a cycle, which only the collector takes apart
         return engine
@@ -340,14 +342,14 @@ def test_an_engine_is_gone_before_the_next_cell(short_of_memory: bool, monkeypat
     def fail(*arguments: object) -> None:
         raise torch.OutOfMemoryError("no more")
 
-    monkeypatch.setattr(Assembly, "engine", watched)
+    monkeypatch.setattr(EngineFactory, "engine", watched)
     if short_of_memory:
         monkeypatch.setattr(DecodeLoop, "step", fail)
-    measured, assembly = Bench(CPU, STEPS, prefill_tokens=10), make_assembly()
+    measured, factory = Bench(CPU, STEPS, prefill_tokens=10), make_factory()
     gc.disable()  # what is only found by a collection of chance would fill a GPU
     try:
         for _ in range(3):
-            measured.measure(make_cell(assembly, 2, 100, STEPS))
+            measured.measure(make_cell(factory, 2, 100, STEPS))
     finally:
         gc.enable()
     assert len(caches) == 3
@@ -368,7 +370,7 @@ def test_gain_over_full_at_equal_memory(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(records, "run_loop", loop)
     measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=8 * 2**20)
     text = 400
-    full = measured.measure(make_text_cell(make_assembly("full"), text))
+    full = measured.measure(make_text_cell(make_factory("full"), text))
     end = full["context"]
     assert text - 20 < end < text - 12
     assert seen == [(end, end), (50, 50), (150, 150), (250, 250), (350, 350)]
@@ -378,7 +380,7 @@ def test_gain_over_full_at_equal_memory(monkeypatch: pytest.MonkeyPatch) -> None
     assert full["text_tokens_per_s"] == pytest.approx(1000 * full["slots"] / mean_ms, rel=1e-4)
 
     seen.clear()
-    other = measured.measure(make_text_cell(make_assembly(budget=60), text))
+    other = measured.measure(make_text_cell(make_factory(budget=60), text))
     assert seen == [(end, 63), (50, 50)]  # from 64 tokens on its rows hold the same
     assert other["slots"] > 4 * full["slots"]
     at_end = 1000 * other["slots"] / (1 + 6.3)
@@ -391,8 +393,8 @@ def test_gain_over_full_at_equal_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_text_of_which_full_does_not_fit_has_no_gain() -> None:
     measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=500_000)
-    full = measured.measure(make_text_cell(make_assembly("full"), 480))
-    other = measured.measure(make_text_cell(make_assembly(), 480))
+    full = measured.measure(make_text_cell(make_factory("full"), 480))
+    other = measured.measure(make_text_cell(make_factory(), 480))
     assert (full["status"], full["gain"]) == (OUT_OF_MEMORY, None)
     assert (other["status"], other["gain"], other["text_gain"]) == ("ok", None, None)
 
@@ -400,7 +402,7 @@ def test_a_text_of_which_full_does_not_fit_has_no_gain() -> None:
 def test_texts_are_measured_for_real() -> None:
     measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=3 * 2**20)
     full, other = (
-        measured.measure(make_text_cell(make_assembly(method, budget=40), 200)) for method in ("full", "random")
+        measured.measure(make_text_cell(make_factory(method, budget=40), 200)) for method in ("full", "random")
     )
     assert full["status"] == other["status"] == "ok"
     assert other["slots"] > full["slots"] and other["gain"] > 0 and other["text_gain"] > 0
@@ -409,9 +411,9 @@ def test_texts_are_measured_for_real() -> None:
 def test_auto_stops_where_other_commands_do_but_not_for_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MOST_NUM_SEQS, "cpu", 3)
     measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=2 * 2**20)
-    cell = measured.measure(make_cell(make_assembly(), "auto", 100, STEPS))
+    cell = measured.measure(make_cell(make_factory(), "auto", 100, STEPS))
     assert cell["slots"] == 3 < cell["slots_fit"]
-    text = measured.measure(make_text_cell(make_assembly(), 120))
+    text = measured.measure(make_text_cell(make_factory(), 120))
     assert text["slots"] == text["slots_fit"] > 3
 
 
@@ -419,9 +421,9 @@ def test_auto_stops_where_other_commands_do_but_not_for_texts(monkeypatch: pytes
 
 
 def test_the_summary_says_what_all_cells_share() -> None:
-    measured, assembly = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=2 * 2**20), make_assembly()
-    measurements = [measured.measure(make_cell(assembly, slots, 100, STEPS)) for slots in (1, 2, 1000)]
-    summary = measured.summary(assembly, measurements)
+    measured, factory = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=2 * 2**20), make_factory()
+    measurements = [measured.measure(make_cell(factory, slots, 100, STEPS)) for slots in (1, 2, 1000)]
+    summary = measured.summary(factory.plan, measurements)
     assert summary["kind"] == "summary" and summary["out_of_memory"] == 1
     assert [cell["slots"] for cell in summary["cells"]] == [1, 2, 1000]
     assert [cell["tokens_per_s"] for cell in summary["cells"]] == [record["tokens_per_s"] for record in measurements]

@@ -18,9 +18,10 @@ from vase_cli.calibration.folder import read_calibration
 from vase_cli.calibration.value_statistics import EXAMPLE_TOKENS, LEVELS, METRICS, ValueStatistics, statistics_of
 from vase_cli.config.schema import ModelEntry, Recipe, SamplingParams
 from vase_cli.config.threshold_facts import parse_rule
-from vase_cli.engine.assembly import Assembly
+from vase_cli.engine.factory import EngineFactory
+from vase_cli.engine.plan import plan_run
 from vase_cli.errors import ConfigError, DataError, ModelError, RunError
-from vase_cli.evaluation.evaluate import TaskPart, encode_prompt, longest_prompt, prepare, requests_of
+from vase_cli.evaluation.evaluate import EvalTask, longest_prompt, prepare, requests_of
 from vase_cli.runs.folder import lock_folder
 from vase_cli.tasks.base import resolve_tasks
 
@@ -40,7 +41,7 @@ class Watcher:
     def note(self, line: str) -> None:
         self.notes.append(line)
 
-    def start(self, task: str, finished: int, planned: int, engine: object) -> None:
+    def start(self, task: str, finished: int, planned: int) -> None:
         self.started.append((finished, planned))
 
     def tokens(self, tokens: Sequence[object]) -> None:
@@ -57,17 +58,17 @@ def problems(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "mine.jsonl", problem_rows(PROBLEMS))
 
 
-def an_assembly(folder: Path, **changes: Any) -> Assembly:
+def a_factory(folder: Path, **changes: Any) -> EngineFactory:
     values: dict[str, Any] = {
         "method": "full", "seed": 3, "slots": 3, "max_new_tokens": 30, "device": "cpu", "limit": PROBLEMS,
         "sampling": SamplingParams(temperature=1.0),
     }  # fmt: skip
-    return Assembly(Recipe("mine", str(folder), **(values | changes)), ModelEntry("tiny", path=folder))
+    return EngineFactory(plan_run(Recipe("mine", str(folder), **(values | changes)), ModelEntry("tiny", path=folder)))
 
 
-def the_part(assembly: Assembly, problems: Path) -> TaskPart:
-    (part,) = prepare(assembly, resolve_tasks([str(problems)], "number"))
-    return part
+def the_task(factory: EngineFactory, problems: Path) -> EvalTask:
+    (task,) = prepare(factory.plan, resolve_tasks([str(problems)], "number"))
+    return task
 
 
 def calibrated(
@@ -79,9 +80,9 @@ def calibrated(
     watcher: Watcher | None = None,
     **changes: Any,
 ) -> Calibration:
-    assembly = an_assembly(folder, **changes)
+    factory = a_factory(folder, **changes)
     return calibrate(
-        assembly, the_part(assembly, problems), root=root, rule=parse_rule(rule), command=["vase"],
+        factory, the_task(factory, problems), root=root, rule=parse_rule(rule), command=["vase"],
         progress=watcher or Watcher(),
     )  # fmt: skip
 
@@ -197,12 +198,12 @@ def test_outliers_lengths_and_the_example_are_those_of_the_texts(
 def test_tokens_are_the_same_as_without_calibration(model_folder: Callable[..., Path], problems: Path, tmp_path: Path):
     folder = model_folder("qwen3")
     found = calibrated(folder, problems, tmp_path / "out")
-    assembly = an_assembly(folder)
-    part = the_part(assembly, problems)
-    prompts = {one.id: encode_prompt(assembly, one.prompt, raw=False) for one in part.problems.problems}
-    engine = assembly.engine(part.part, max_num_seqs=3, longest_prompt_tokens=longest_prompt(part, prompts))
+    factory = a_factory(folder)
+    task = the_task(factory, problems)
+    prompts = {problem.id: factory.encode(problem.prompt) for problem in task.problems.problems}
+    engine = factory.engine(task.limits, max_num_seqs=3, longest_prompt_tokens=longest_prompt(task, prompts))
     expected = {
-        one.request.id: list(one.token_ids) for one in engine.generate(r for r, _ in requests_of(part, prompts))
+        one.request.id: list(one.token_ids) for one in engine.generate(r for r, _ in requests_of(task, prompts))
     }
     assert {text["id"]: text["token_ids"] for text in read_jsonl(found.path / "texts.jsonl")} == expected
     assert len({len(tokens) for tokens in expected.values()}) > 1

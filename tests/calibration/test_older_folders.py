@@ -45,7 +45,7 @@ def facts(folder: Path) -> dict[str, Any]:
 
 def test_a_finished_one_measures_nothing_anew_and_has_its_page(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(BEFORE / "finished", OUT)
-    monkeypatch.setattr("vase_cli.engine.assembly.load", None)
+    monkeypatch.setattr("vase_cli.engine.factory.load", None)
     outcome: Outcome = vase(*COMMAND)
     assert outcome.lines()[0] == NAME
     assert "recurrence: 3 of 3 samples are stored already" in outcome.err

@@ -17,7 +17,8 @@ from vase_cli.calibration.thresholds import fit, share_over, write_thresholds
 from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelEntry, ModelShape, Recipe
 from vase_cli.config.threshold_facts import entry_text, entry_to_write, parse_rule, read_facts, write_entry
-from vase_cli.engine.assembly import Assembly
+from vase_cli.engine.factory import EngineFactory
+from vase_cli.engine.plan import RunPlan, plan_run
 from vase_cli.engine.requests import Request
 from vase_cli.errors import ConfigError, DataError, VaseError
 from vase_cli.eviction._scores import value_range
@@ -395,20 +396,20 @@ def test_leverage_protects_only_the_sinks_unless_asked():
         method(n_large=8).check(24, 8)
 
 
-class TestAssembly:
-    def make(self, folder: Path, thresholds: str | None = None, **changes: Any) -> Assembly:
+class TestPlan:
+    def make(self, folder: Path, thresholds: str | None = None, **changes: Any) -> RunPlan:
         values: dict[str, Any] = {
             "method": "vase-attnv", "method_options": {"outliers": "threshold"}, "budget": 24, "window": 4,
             "device": "cpu",
         }  # fmt: skip
         entry = ModelEntry("tiny", path=folder, thresholds=thresholds)
-        return Assembly(Recipe("mine", str(folder), **(values | changes)), entry)
+        return plan_run(Recipe("mine", str(folder), **(values | changes)), entry)
 
     def test_a_model_without_thresholds_is_counted_and_it_is_said(self, model_folder: Callable[..., Path]):
-        assembly = self.make(model_folder("qwen3"))
-        assert assembly.thresholds is None
-        assert assembly.policy == plugins.load("eviction", "vase-attnv")()
-        (note,) = assembly.notes
+        plan = self.make(model_folder("qwen3"))
+        assert plan.thresholds is None
+        assert plan.policy == plugins.load("eviction", "vase-attnv")()
+        (note,) = plan.notes
         assert note.startswith("warning: vase-attnv: tiny has no thresholds, so outliers are told by their count; ")
 
     def test_thresholds_are_taken_only_where_they_are_read(self, model_folder: Callable[..., Path], tmp_path: Path):
@@ -416,7 +417,7 @@ class TestAssembly:
         path = written(tmp_path, ModelEntry("tiny", path=folder)).thresholds
         asked = self.make(folder, path)
         assert asked.thresholds is not None and torch.equal(asked.thresholds.values, VALUES)
-        assert asked.notes == [] and asked.policy.reads_thresholds
+        assert asked.notes == () and asked.policy.reads_thresholds
         assert self.make(folder, path, method_options={}).thresholds is None
         assert self.make(folder, "/nowhere.yaml", method_options={}).thresholds is None
 
@@ -435,9 +436,9 @@ class TestAssembly:
         def tokens(values: Tensor | None, **options: Any) -> list[tuple[int, ...]]:
             entry = ModelEntry("tiny", path=folder)
             path = None if values is None else written(tmp_path, entry, values).thresholds
-            assembly = self.make(folder, path, method_options=options)
-            part = assembly.part(None, max_new_tokens=60, max_total_tokens=200)
-            engine = assembly.engine(part, max_num_seqs=2, longest_prompt_tokens=60)
+            plan = self.make(folder, path, method_options=options)
+            limits = plan.limits(None, max_new_tokens=60, max_total_tokens=200)
+            engine = EngineFactory(plan).engine(limits, max_num_seqs=2, longest_prompt_tokens=60)
             requests = [Request(str(number), prompt, str(number)) for number, prompt in enumerate(prompts)]
             return [one.token_ids for one in sorted(engine.generate(requests), key=lambda one: one.request.id)]
 

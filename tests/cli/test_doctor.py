@@ -5,15 +5,17 @@ import importlib.metadata
 import importlib.util
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.cli_examples import Outcome, Shell, files_under, open_shell
+from helpers.cli_examples import Outcome, Shell, a_device, files_under, open_shell
 
 from vase_cli.cli import doctor
 from vase_cli.config import fitting as machine
+from vase_cli.config.catalog import Catalog
 
 
 @pytest.fixture
@@ -156,7 +158,7 @@ def test_recipes_that_fit(
     fit: set[str],
     do_not_fit: set[str],
 ) -> None:
-    monkeypatch.setattr(machine, "_device", lambda device: (device_type, free_gib * 2**30, "a machine"))
+    monkeypatch.setattr(machine, "Device", a_device(device_type, free_gib * 2**30, "a machine"))
     _, text = findings(vase("doctor", "--offline"))["recipes that fit"]
     fitting = set(text.split(", "))
     assert fit <= fitting and not fitting & do_not_fit
@@ -176,11 +178,15 @@ def test_a_gpu_is_measured_by_its_free_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: ((index + 1) * 2**30, 2**40))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
-    assert machine._device("auto") == ("cuda", 2**30, "GPU 0, 1.0 GiB free")
-    assert machine._device("cuda:1") == ("cuda", 2 * 2**30, "GPU 1, 2.0 GiB free")
-    assert machine._device("cpu")[0] == "cpu"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((device.index + 1) * 2**30, 2**40))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
+    fits = partial(machine.recipes_that_fit, Catalog.open())
+    assert (fits("auto").device_type, fits("auto").description) == ("cuda", "GPU 0, 1.0 GiB free")
+    assert fits("cuda:1").description == "GPU 1, 2.0 GiB free"
+    assert len(fits("cuda:1").recipes) > len(fits("auto").recipes) > 0
+    assert fits("cpu").device_type == "cpu"
 
 
 def test_an_address_that_is_none_is_a_note(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 from helpers.cli_examples import (
     SMALL,
     Shell,
+    a_device,
     help_words,
     only_run,
     open_shell,
@@ -22,7 +23,7 @@ from helpers.cli_examples import (
 
 from vase_cli import plugins
 from vase_cli.config import fitting as machine
-from vase_cli.engine import assembly
+from vase_cli.engine import plan
 from vase_cli.models import language_model as models
 
 MakeModel = Callable[..., Path]
@@ -53,7 +54,7 @@ def test_help_says_defaults_and_choices(vase: Shell) -> None:
         assert f"[default: {default}]" in said
     graders = plugins.names("graders")
     assert f"graded: {', '.join(graders[:-1])} or {graders[-1]}." in said
-    most = assembly.MOST_NUM_SEQS
+    most = plan.MOST_NUM_SEQS
     for command in (said, help_words(vase, "bench"), help_words(vase, "run")):
         assert f"at most {most['cuda']} on a GPU and {most['cpu']} on a CPU" in command
     for command in (said, help_words(vase, "calibrate")):
@@ -219,7 +220,7 @@ def test_model_folders_that_cannot_be_loaded_are_refused(vase: Shell, model: Pat
 def test_flash_attention_that_is_not_installed_says_how_to_install_it(
     vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "resolve_device", lambda device: torch.device("cuda", 0))
+    monkeypatch.setattr(plan, "resolve_device", lambda device: torch.device("cuda", 0))
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     refusal = vase.refused(*mine(model, "--attention", "flash_attention_2"))
     assert "pip install flash-attn --no-build-isolation, or use --attention sdpa" in refusal
@@ -228,7 +229,7 @@ def test_flash_attention_that_is_not_installed_says_how_to_install_it(
 def test_slots_that_cannot_fit_are_refused_with_the_figure(
     vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vase_cli.engine.device.available_ram_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("vase_cli.device.available_ram_bytes", lambda: 1_000_000)
     refusal = vase.refused(*mine(model, "--slots", "400"))
     assert "400 slots do not fit: weights 97.9 KiB + cache of 400 slots" in refusal
     assert "of 976.6 KiB free" in refusal
@@ -237,7 +238,7 @@ def test_slots_that_cannot_fit_are_refused_with_the_figure(
     assert f"use --slots {most} or less" in vase.refused(*mine(model, "--slots", most + 1))
     vase(*mine(model, "--slots", most, "--max-new-tokens", "1")).lines()
 
-    monkeypatch.setattr("vase_cli.engine.device.available_ram_bytes", lambda: 100_000)
+    monkeypatch.setattr("vase_cli.device.available_ram_bytes", lambda: 100_000)
     assert "this run does not fit" in vase.refused(*mine(model, "--slots", "auto", "--seed", "1"))
 
 
@@ -272,7 +273,7 @@ def test_a_budget_above_the_limit_is_a_warning(vase: Shell, model: Path) -> None
 
 
 def test_named_tasks_without_a_recipe_say_which_fit(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_device", lambda device: ("cpu", 6 * 2**30, "no GPU, 6.0 GiB of memory free"))
+    monkeypatch.setattr(machine, "Device", a_device("cpu", 6 * 2**30, "no GPU, 6.0 GiB of memory free"))
     refusal = vase.refused("eval", "gsm8k", "aime")
     assert refusal.startswith(
         "no recipe for gsm8k aime: name one with --recipe or $VASE_RECIPE; on this machine (no GPU"
@@ -287,8 +288,8 @@ def test_named_tasks_without_a_recipe_say_which_fit(vase: Shell, monkeypatch: py
 def test_qwen3_8b_is_chosen_only_for_a_gpu_that_holds_it(
     vase: Shell, monkeypatch: pytest.MonkeyPatch, device_type: str, free_gib: int, chosen: bool
 ) -> None:
-    monkeypatch.setattr(machine, "_device", lambda device: (device_type, free_gib * 2**30, "a machine"))
-    monkeypatch.setattr(assembly, "describe", describe := Recorder())
+    monkeypatch.setattr(machine, "Device", a_device(device_type, free_gib * 2**30, "a machine"))
+    monkeypatch.setattr(plan, "describe", describe := Recorder())
     refusal = vase.refused("eval", "gsm8k")
     assert [entry.hub_id for entry, *_ in describe.calls] == (["Qwen/Qwen3-8B"] if chosen else [])
     assert refusal.startswith("no recipe for gsm8k") != chosen

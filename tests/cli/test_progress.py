@@ -31,7 +31,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Sequence[str]:
 def test_a_line_now_and_then_where_there_is_no_terminal(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with EvalProgress() as shown:
         shown.note("weights 3 GiB")
-        shown.start("gsm8k", 2, 10, None)
+        shown.start("gsm8k", 2, 10)
         assert lines(capsys) == ["weights 3 GiB", "gsm8k: 2 of 10 samples are stored already"]
         for second in range(61):
             clock[0] = 100.0 + second
@@ -46,7 +46,7 @@ def test_a_line_now_and_then_where_there_is_no_terminal(clock: list[float], caps
 
 def test_an_interruption_says_what_is_stored(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), EvalProgress() as shown:
-        shown.start("gsm8k", 0, 10, None)
+        shown.start("gsm8k", 0, 10)
         shown.sample(a_sample(grade="wrong"))
         raise KeyboardInterrupt
     assert lines(capsys) == ["stopped at 1 of 10 samples of gsm8k, all stored; the same command goes on from there"]
@@ -58,7 +58,7 @@ def test_an_interruption_says_what_is_stored(capsys: pytest.CaptureFixture[str])
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with terminal(monkeypatch, "stderr") as written, EvalProgress() as shown:
         shown.note("a note with [brackets]")
-        shown.start("gsm8k", 3, 8, None)
+        shown.start("gsm8k", 3, 8)
         for grade in ("correct", "wrong"):
             shown.tokens([()] * 5)
             shown.sample(a_sample(grade=grade))

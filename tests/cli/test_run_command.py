@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_examples import Shell, only_run, open_shell, poisoned, read_jsonl
 
-from vase_cli.engine import assembly
+from vase_cli.engine import factory
 from vase_cli.runs.schema import Sample
 
 RUNS = Path("runs")
@@ -139,7 +139,7 @@ def test_out_stores_the_texts_and_prints_them_again_without_generating(
     assert summary["complete"] and summary["overall"]["accuracy"] is None
     assert json.loads((folder / "run.json").read_text())["budgets"] == {"prompts": "16 tokens, as given"}
 
-    monkeypatch.setattr(assembly, "load", None)
+    monkeypatch.setattr(factory, "load", None)
     assert vase("run", "--input", "prompts.txt", *options(model, "--out", "runs")).out == first.out
     again = vase("run", "--input", "prompts.txt", *options(model, "--out", "runs", "--json"))
     assert sorted(json.loads(line)["id"] for line in again.lines()) == sorted(record["id"] for record in records)
@@ -147,7 +147,7 @@ def test_out_stores_the_texts_and_prints_them_again_without_generating(
 
 def test_one_stored_text_is_printed_again(vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = vase("run", "hello", *options(model, "--out", "runs"))
-    monkeypatch.setattr(assembly, "load", None)
+    monkeypatch.setattr(factory, "load", None)
     again = vase("run", "hello", *options(model, "--out", "runs"))
     assert (again.code, again.out) == (0, first.out)
     assert len(first.out) > 3

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,9 @@ from helpers.run_examples import a_sample
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from vase_cli.cli import streaming
-from vase_cli.cli.streaming import TerminalText, TextStream
+from vase_cli.cli.streaming import TerminalText
+from vase_cli.engine.requests import NewToken, Request
+from vase_cli.models.tokenizer import TextStream
 
 PAUSE = "\x1b[59m"  # a control sequence that changes nothing here
 
@@ -136,9 +137,9 @@ def show(
             memory_bytes=lambda: 3 * 2**20,
         )
         with output.shown():
-            output.start("prompts", 0, 1, None)
+            output.start("prompts", 0, 1)
             for number in range(len(pieces)):
-                output.tokens([(SimpleNamespace(id="a"), number)])  # type: ignore[list-item]
+                output.tokens([NewToken(Request("a", (1,), "a"), number, 7, 0)])
             time.sleep(pause_s)
             os.write(sys.stdout.fileno(), PAUSE.encode())
             output.sample(a_sample(id="a", text="".join(pieces)))
@@ -166,7 +167,7 @@ def test_a_thought_is_dimmed_and_nothing_else(
 def test_lines_stay_and_the_live_line_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "_SECONDS_BETWEEN_STATUS", 0.0)
     written = show(monkeypatch, "one\n", "<think>two\nthree", "\nfour</think>\n\n", "five")
-    assert re.search(r"\x1b\[7m4 tokens, [\d,.]+ tokens/s, 0/64 cached, 0 cuts, 3\.0 MiB", written)
+    assert re.search(r"\x1b\[7m4 tokens, [\d,.]+ tokens/s, 7/64 cached, 0 cuts, 3\.0 MiB", written)
     assert screen(written).text.rstrip("\n") == "one\n<think>two\nthree\nfour</think>\n\nfive"
     assert screen(written).dim.rstrip("\n") == "\n<think>two\nthree\nfour</think>"
 

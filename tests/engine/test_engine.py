@@ -74,7 +74,7 @@ def test_evicted_generation_equals_a_cache_of_plain_lists(
     requests = [make_requests()[index] for index in (1, 3, 4, 5)]
     completions = {c.request.id: c for c in make_engine(model, policy, max_new_tokens=30).generate(requests)}
     for request in requests:
-        tokens, cuts = generate_with_lists(model, policy, 16, 4, request, 30)
+        tokens, cuts, _ = generate_with_lists(model, policy, 16, 4, request, 30)
         assert completions[request.id].token_ids == tokens
         assert completions[request.id].cuts == cuts
     assert sum(completion.cuts for completion in completions.values()) >= 12
@@ -173,10 +173,9 @@ def test_stream_tells_every_token_in_order_before_its_completion(model_folder: C
     heard: dict[str, list[int]] = {}
     for event in engine.stream(make_requests()):
         if isinstance(event, NewTokens):
-            for request, token in event.tokens:
-                heard.setdefault(request.id, []).append(token)
-        else:
-            assert isinstance(event, Completion)
+            for token in event.tokens:
+                heard.setdefault(token.request.id, []).append(token.token_id)
+        elif isinstance(event, Completion):
             assert tuple(heard[event.request.id]) == event.token_ids
 
 

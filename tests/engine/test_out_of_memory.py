@@ -11,7 +11,7 @@ from helpers.engines import load_model, make_engine, make_requests, token_ids
 from vase_cli.config.schema import SamplingParams
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.engine.engine import Engine
-from vase_cli.engine.requests import Completion, EngineStats, NewTokens, Notice, Request
+from vase_cli.engine.requests import Completion, EngineStats, FinishedRow, NewTokens, Notice, Request
 from vase_cli.errors import ModelError
 
 
@@ -115,25 +115,28 @@ def test_the_figures_of_engines_add_up():
 
 
 @pytest.mark.parametrize("method", ["full", "vase-attnv"])
-def test_an_observer_sees_the_values_of_every_finished_text_and_changes_nothing(
-    method: str, model_folder: Callable[..., Path]
-):
+def test_what_a_finished_row_holds_is_seen_before_its_completion(method: str, model_folder: Callable[..., Path]):
     model = load_model(model_folder("qwen3"))
     expected = token_ids(make_engine(model, method), make_requests())
-    seen = {}
-
-    def observe(completion: Completion, values: torch.Tensor) -> None:
-        seen[completion.request.id] = (completion, values.clone())
-
-    engine = make_engine(model, method, observer=observe)
-    assert token_ids(engine, make_requests()) == expected
-    assert {key: completion.token_ids for key, (completion, _) in seen.items()} == expected
+    seen, finished = {}, {}
+    for event in make_engine(model, method).stream(make_requests()):
+        if isinstance(event, FinishedRow):
+            assert event.completion.request.id not in finished
+            seen[event.completion.request.id] = (event.completion, event.values.clone(), event.positions.clone())
+        elif isinstance(event, Completion):
+            finished[event.request.id] = event.token_ids
+    assert finished == expected
     shape = model.facts.shape
-    for completion, values in seen.values():
+    for completion, values, positions in seen.values():
+        assert completion.token_ids == expected[completion.request.id]
         assert values.shape == (shape.layers, completion.cached_tokens, shape.kv_heads, shape.head_dim)
         assert (values != 0).any(dim=-1).all()
+        assert positions.shape == (shape.layers, shape.kv_heads, completion.cached_tokens)
+        text_tokens = len(completion.request.prompt_token_ids + completion.token_ids) - 1  # the last is not fed
+        assert (positions.diff(dim=-1) > 0).all() and (positions[..., -1] == text_tokens - 1).all()
         if method == "full":
-            assert completion.cached_tokens == len(completion.request.prompt_token_ids + completion.token_ids) - 1
+            assert completion.cached_tokens == text_tokens
+    assert seen.keys() == expected.keys()
 
 
 def test_a_request_may_have_a_limit_of_its_own(model_folder: Callable[..., Path]):
@@ -162,8 +165,8 @@ def test_a_host_that_runs_ahead_makes_the_same_texts(method: str, slots: int, mo
         finished = {}
         for event in engine.stream(make_requests()):
             if isinstance(event, NewTokens):
-                for request, token in event.tokens:
-                    heard.setdefault(request.id, []).append(token)
+                for token in event.tokens:
+                    heard.setdefault(token.request.id, []).append(token.token_id)
             elif isinstance(event, Completion):
                 assert event.request.id not in finished
                 finished[event.request.id] = event.token_ids, event.finish_reason, event.cuts, event.cached_tokens
@@ -206,21 +209,3 @@ def test_out_of_memory_for_every_number_of_slots_is_one_line(
     fail_at(monkeypatch, Engine, "_allocate", set(range(9)))
     with pytest.raises(ModelError, match=r"^out of memory with one slot"):
         list(engine.generate(make_requests()))
-
-
-def test_an_observer_that_fails_takes_no_other_text_with_it(model_folder: Callable[..., Path]):
-    model = load_model(model_folder("qwen3"))
-    model.eos_token_ids = frozenset()
-    seen = []
-
-    def observe(completion: Completion, values: torch.Tensor) -> None:
-        seen.append(completion.request.id)
-        if len(seen) == 2:
-            raise RuntimeError("no room")
-
-    engine = make_engine(model, "full", max_new_tokens=6, observer=observe)
-    finished = []
-    with pytest.raises(RuntimeError, match="no room"):
-        for completion in engine.generate(make_requests()[:4]):
-            finished.append(completion.request.id)
-    assert finished == seen[:1]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vase_cli.config.schema import SamplingParams
-from vase_cli.engine.device import Device
+from vase_cli.device import Device
 from vase_cli.engine.settings import EngineSettings
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.cli_examples import SMALL, Shell, only_run, open_shell, poisoned, problem_rows, read_jsonl, write_rows
 
-from vase_cli.engine import assembly
+from vase_cli.engine import factory
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.evaluation.summary_table import summary_table
 from vase_cli.models.compiled import CompiledForward
@@ -273,7 +273,7 @@ def test_a_finished_run_is_read_again_without_the_model(
 ) -> None:
     first = vase(*mine(model))
     before = (only_run(RUNS) / "completions.jsonl").read_bytes()
-    monkeypatch.setattr(assembly, "load", None)
+    monkeypatch.setattr(factory, "load", None)
     second = vase(*mine(model))
     assert second.lines()[:3] == first.lines()[:3]
     assert (only_run(RUNS) / "completions.jsonl").read_bytes() == before
@@ -351,13 +351,13 @@ def test_slots_auto_goes_on_with_the_slots_it_started_with(
     vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = mine(model, "--slots", "auto", "--samples", 2)
-    monkeypatch.setattr("vase_cli.engine.device.available_ram_bytes", lambda: 500_000)
+    monkeypatch.setattr("vase_cli.device.available_ram_bytes", lambda: 500_000)
     vase(*arguments).lines()
     folder = only_run(RUNS)
     (first,) = read_jsonl(folder / "sessions.jsonl")
     assert 1 < first["slots"] < 12
     cut_off(folder, 4)
-    monkeypatch.setattr("vase_cli.engine.device.available_ram_bytes", lambda: 2**40)
+    monkeypatch.setattr("vase_cli.device.available_ram_bytes", lambda: 2**40)
     vase(*arguments).lines()
     assert [session["slots"] for session in read_jsonl(folder / "sessions.jsonl")] == [first["slots"]] * 2
     vase(*arguments, "--seed", 1).lines()

@@ -92,7 +92,7 @@ def test_grading_it_changes_nothing(vase: Shell) -> None:
 
 
 def test_a_finished_one_is_shown_without_the_model(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vase_cli.engine.assembly.load", None)
+    monkeypatch.setattr("vase_cli.engine.factory.load", None)
     (line,) = vase(*COMMAND, "--json").lines()
     assert {**json.loads(line), "wall_s": None} == summary(BEFORE)
     assert (RUNS / BEFORE.name / "completions.jsonl").read_bytes() == (BEFORE / "completions.jsonl").read_bytes()

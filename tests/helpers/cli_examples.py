@@ -7,9 +7,10 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,3 +160,8 @@ def terminal(
         reader.join()
         os.close(ours)
         written.append(b"".join(chunks).decode().replace("\r\n", "\n"))
+
+
+def a_device(kind: str, available_bytes: int, description: str) -> Callable[[object], SimpleNamespace]:
+    """What stands for :class:`vase_cli.device.Device`, whatever device is asked for."""
+    return lambda device: SimpleNamespace(type=kind, available_bytes=lambda: available_bytes, description=description)

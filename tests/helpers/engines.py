@@ -55,7 +55,7 @@ def make_engine(model: LanguageModel, method: str | EvictionPolicy = "full", **c
         "max_new_tokens": 40,
         "max_total_tokens": 200,
     }
-    options = {name: changes.pop(name) for name in ("timed", "observer", "run_ahead") if name in changes}
+    options = {name: changes.pop(name) for name in ("timed", "record_cuts", "run_ahead") if name in changes}
     settings = EngineSettings(**(values | changes))
     return Engine(model, policy, plugins.load("attention", "sdpa")(), settings, **options)
 
@@ -129,7 +129,8 @@ class ListCache:
 @torch.inference_mode()
 def generate_with_lists(
     model: LanguageModel, policy: EvictionPolicy, budget: int, window: int, request: Request, new_tokens: int
-) -> tuple[tuple[int, ...], int]:
+) -> tuple[tuple[int, ...], int, list[list[list[int]]]]:
+    """Token ids, cuts, and the positions that each head of each layer holds at the end."""
     cache = ListCache(policy, budget, window, request, model.facts.shape.layers)
     fed, made = list(request.prompt_token_ids), []
     start = 0
@@ -141,4 +142,4 @@ def generate_with_lists(
         made += fed
         if fed[0] in model.eos_token_ids:
             break
-    return tuple(made), cache.cuts
+    return tuple(made), cache.cuts, [row.held for row in cache.rows]

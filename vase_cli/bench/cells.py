@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass, replace
 
-from vase_cli.engine.assembly import Assembly, Part
+from vase_cli.engine.factory import EngineFactory
+from vase_cli.engine.plan import GenerationLimits
 from vase_cli.errors import ConfigError
 
 LEAST_STEPS = 128  # measured steps by default, or the two windows that are needed at least
@@ -27,8 +28,8 @@ class Steps:
 class Cell:
     """One line of the benchmark: model, method and settings, with rows that hold so many tokens of text."""
 
-    assembly: Assembly
-    part: Part  # budget and limit; the limit leaves room for the steps after ``context``
+    factory: EngineFactory
+    limits: GenerationLimits  # budget and limit; the text's leaves room for the steps after ``context``
     slots: int | str  # a number, or "auto"
     context: int  # text tokens of every row when the steps begin
     text: int | None = None  # tokens of the whole text, of which the steps are the end; None where the text goes on
@@ -36,13 +37,13 @@ class Cell:
     @property
     def budget(self) -> int | None:
         """Tokens kept at a cut; None for a method that does not evict."""
-        return self.part.budget_tokens
+        return self.limits.budget_tokens
 
     def title(self) -> str:
         """The cell in a few words."""
         budget = "" if self.budget is None else f", budget {self.budget:,}"
         slots = f"{self.slots} slots" if self.text is None else "the slots that fit"
-        return f"{self.assembly.recipe.method}{budget}, {slots}, text of {self.text or self.context:,} tokens"
+        return f"{self.factory.plan.method}{budget}, {slots}, text of {self.text or self.context:,} tokens"
 
 
 def make_steps(window: int, warm_up: int | None, measured: int | None) -> Steps:
@@ -59,7 +60,7 @@ def make_steps(window: int, warm_up: int | None, measured: int | None) -> Steps:
     return Steps(window if warm_up is None else warm_up, enough if measured is None else measured)
 
 
-def make_cell(assembly: Assembly, slots: int | str, length: int, steps: Steps, *, of_text: bool = False) -> Cell:
+def make_cell(factory: EngineFactory, slots: int | str, length: int, steps: Steps, *, of_text: bool = False) -> Cell:
     """Make a cell whose steps begin at ``length`` tokens of text or, ``of_text``, end there with the slots that fit.
 
     A ratio as budget is a share of ``length``.
@@ -67,16 +68,16 @@ def make_cell(assembly: Assembly, slots: int | str, length: int, steps: Steps, *
     Raises:
         ConfigError: a text too short for a cut, too long for the model, or a budget that cannot work.
     """
-    context = length - steps.total if of_text else length
+    plan, context = factory.plan, length - steps.total if of_text else length
     limit = context + steps.total
-    configured = assembly.facts.max_tokens
+    configured = plan.facts.max_tokens
     if configured is not None and limit > configured:
-        most = f"{assembly.entry.name} is configured for {configured:,}; give a shorter --context or --text"
+        most = f"{plan.entry.name} is configured for {configured:,}; give a shorter --context or --text"
         raise ConfigError(f"a text of {limit:,} tokens, steps included: {most}")
-    part = replace(assembly.part(None, max_new_tokens=None, max_total_tokens=length), max_total_tokens=limit)
-    least = 1 if part.budget_tokens is None else part.budget_tokens + assembly.recipe.window
+    limits = replace(plan.limits(None, max_new_tokens=None, max_total_tokens=length), max_total_tokens=limit)
+    least = 1 if limits.budget_tokens is None else limits.budget_tokens + plan.recipe.window
     if context < least:
-        needs = f"{assembly.recipe.method} needs {least + length - context:,} to be cut in all steps"
+        needs = f"{plan.method} needs {least + length - context:,} to be cut in all steps"
         hint = "give a longer --context or --text, or a smaller budget"
         raise ConfigError(f"a text of {length:,} tokens is too short: {needs}; {hint}")
-    return Cell(assembly, part, "auto", context, length) if of_text else Cell(assembly, part, slots, context)
+    return Cell(factory, limits, "auto", context, length) if of_text else Cell(factory, limits, slots, context)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from vase_cli.bench.cells import Steps
-from vase_cli.engine.assembly import Assembly
+from vase_cli.engine.plan import RunPlan
 from vase_cli.engine.timing import mark, milliseconds
 
 _COPIES = 10
@@ -29,14 +29,13 @@ def count_reads(cached_tokens: Sequence[int], budget: int | None, window: int, s
     return read / (len(cached_tokens) * steps.measured), cuts
 
 
-def weights_read(assembly: Assembly, slots: int) -> int:
+def weights_read(plan: RunPlan, rows: int) -> int:
     """Count bytes of weights that a step reads: all but the embedding's rows and experts out of reach.
 
     A tied embedding is read as the head. Of a mixture all experts count that the rows could choose.
     """
-    facts = assembly.facts
-    architecture = assembly.entry.architecture
-    unread = architecture.unread_expert_parameters(facts.shape.layers, slots) if architecture is not None else 0
+    facts, architecture = plan.facts, plan.entry.architecture
+    unread = architecture.unread_expert_parameters(facts.shape.layers, rows) if architecture is not None else 0
     return facts.weights_bytes - facts.embedding_bytes - unread * (facts.weights_bytes // facts.parameters)
 
 

@@ -16,9 +16,9 @@ import torch
 from vase_cli.bench.cells import Cell, Steps
 from vase_cli.bench.floor import copy_bandwidth, count_reads, weights_read
 from vase_cli.bench.loop import prefill_speed, run_loop, staggered, step_figures
-from vase_cli.engine.assembly import Assembly
-from vase_cli.engine.device import gpu_names
+from vase_cli.device import gpu_names
 from vase_cli.engine.engine import Engine
+from vase_cli.engine.plan import RunPlan
 from vase_cli.errors import ConfigError, ModelError
 from vase_cli.runs.environment import environment
 
@@ -71,15 +71,15 @@ class Bench:
         VaseError for a model that cannot be loaded, or a row that failed.
         """
         record = self._heading(cell)
-        planned = [(cell.part, max(1, record["prefill_tokens"]))]
+        planned = [(cell.limits, max(1, record["prefill_tokens"]))]
         memory = self._memory_bytes
         try:
-            fit = cell.assembly.plan(
+            fit = cell.factory.memory(
                 planned, _NO_LIMIT, "auto", most_num_seqs=_NO_LIMIT, available_bytes=memory
             ).max_num_seqs
             record["slots_fit"] = fit
             slots = cell.slots if cell.text is None else fit
-            plan = cell.assembly.plan(planned, _NO_LIMIT, slots, available_bytes=memory)
+            plan = cell.factory.memory(planned, _NO_LIMIT, slots, available_bytes=memory)
         except ConfigError as error:
             return record | {"error": str(error)}
         record |= {"slots": plan.max_num_seqs, "planned_bytes": plan.total_bytes}
@@ -90,7 +90,7 @@ class Bench:
                 raise
             record["error"] = " ".join(str(error).split()) or OUT_OF_MEMORY
         gc.collect()  # outside of the handler, whose traceback keeps tensors alive
-        _give_back(cell.assembly.device)
+        _give_back(cell.factory.plan.device.torch)
         if cell.budget is None and cell.text is not None:
             self._full[cell.text] = record
         full = self._full.get(cell.text)
@@ -100,12 +100,12 @@ class Bench:
         # No measurement has more digits.
         return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in record.items()}
 
-    def summary(self, assembly: Assembly, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def summary(self, plan: RunPlan, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Make the last line: what all cells share, and the figures that matter of each."""
         return {
             "kind": "summary",
-            **_model(assembly),
-            "weights_bytes": assembly.facts.weights_bytes,
+            **_model(plan),
+            "weights_bytes": plan.facts.weights_bytes,
             "bandwidth_bytes_per_s": round(self.bandwidth),
             "decoding": self.decoding,
             "warmup": self.steps.warm_up,
@@ -117,14 +117,14 @@ class Bench:
 
     def _heading(self, cell: Cell) -> dict[str, Any]:
         """Begin a record with all that is known before anything runs."""
-        recipe = cell.assembly.recipe
+        plan = cell.factory.plan
         of_text = {"text": cell.text} | dict.fromkeys(("text_tokens_per_s", "gain", "text_gain"))
         return {
             "kind": "cell" if cell.text is None else "text",
-            "method": recipe.method,
-            "method_options": asdict(cell.assembly.policy),
+            "method": plan.method,
+            "method_options": asdict(plan.policy),
             "budget": cell.budget,
-            "window": recipe.window,
+            "window": plan.recipe.window,
             "slots": cell.slots,
             "context": cell.context,
             **({} if cell.text is None else of_text),
@@ -133,21 +133,27 @@ class Bench:
             **dict.fromkeys(_MEASURED),
             "slots_fit": 0,
             "prefill_tokens": min(self._prefill_tokens, cell.context),
-            **_model(cell.assembly),
+            **_model(plan),
         }
 
     def _run(self, cell: Cell, slots: int, prefill_tokens: int) -> dict[str, Any]:
-        assembly = cell.assembly
-        self.decoding = assembly.decode_through(self.steps.total)
-        assembly.hardware.reset_peak()
-        engine = assembly.engine(cell.part, max_num_seqs=slots, longest_prompt_tokens=cell.context, timed=True)
+        plan, decode_path = cell.factory.plan, cell.factory.decode_path(self.steps.total)
+        self.decoding = decode_path.message
+        plan.device.reset_peak()
+        engine = cell.factory.engine(
+            cell.limits,
+            max_num_seqs=slots,
+            longest_prompt_tokens=cell.context,
+            compiled=decode_path.compiled,
+            timed=True,
+        )
         figures = self._measure_rows(cell, engine, cell.context)
         if cell.text is not None:
             figures["text_tokens_per_s"] = self._over_text(cell, engine, figures)
         if prefill_tokens:
-            prompt = tuple(number % assembly.facts.vocabulary for number in range(prefill_tokens))
+            prompt = tuple(number % plan.facts.vocabulary for number in range(prefill_tokens))
             figures["prefill_tokens_per_s"] = prefill_speed(engine, prompt)
-        return figures | {"peak_bytes": assembly.hardware.peak_bytes(), "cache_bytes": engine.cache.shape.bytes}
+        return figures | {"peak_bytes": plan.device.peak_bytes(), "cache_bytes": engine.cache.shape.bytes}
 
     def _over_text(self, cell: Cell, engine: Engine, at_end: Mapping[str, Any]) -> float:
         """Measure tokens a second over the whole text."""
@@ -160,13 +166,13 @@ class Bench:
 
     def _measure_rows(self, cell: Cell, engine: Engine, context: int) -> dict[str, Any]:
         """Measure steps that begin at so many tokens of text."""
-        slots, window = engine.settings.max_num_seqs, cell.assembly.recipe.window
+        slots, window = engine.settings.max_num_seqs, cell.factory.plan.recipe.window
         spread = [context] * slots if cell.budget is None else staggered(cell.budget, window, slots)
         cached_tokens = [min(tokens, context) for tokens in spread]
         times = run_loop(engine, context, cached_tokens, self.steps)
         held_tokens, cuts = count_reads(cached_tokens, cell.budget, window, self.steps)
         shape = engine.cache.shape
-        weights_bytes = weights_read(cell.assembly, slots)
+        weights_bytes = weights_read(cell.factory.plan, slots)
         kv_bytes = round(held_tokens * slots * (shape.kv_bytes // (shape.max_num_seqs * shape.tokens)))
         return {
             **step_figures(times, slots, weights_bytes + kv_bytes, self.bandwidth),
@@ -178,16 +184,15 @@ class Bench:
         }
 
 
-def _model(assembly: Assembly) -> dict[str, Any]:
-    recipe = assembly.recipe
+def _model(plan: RunPlan) -> dict[str, Any]:
     return {
-        "model": assembly.entry.name,
-        "random_weights": assembly.random_weights is not None,
-        "dtype": assembly.facts.dtype,
-        "attention": assembly.backend.name,
-        "sampling": asdict(recipe.sampling),
-        "seed": recipe.seed,
-        "device": assembly.hardware.name,
+        "model": plan.entry.name,
+        "random_weights": plan.random_weights is not None,
+        "dtype": plan.facts.dtype,
+        "attention": plan.backend.name,
+        "sampling": asdict(plan.recipe.sampling),
+        "seed": plan.recipe.seed,
+        "device": plan.device.name,
     }
 
 

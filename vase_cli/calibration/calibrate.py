@@ -1,7 +1,7 @@
 """Measures a model's value states while it solves problems with the full cache, and fits thresholds to them.
 
-The engine generates as it does for method ``full``; an observer reads what the cache holds of each finished text, and
-changes nothing. A run that was stopped goes on where it was and ends with the same figures, though where a batch has
+The engine generates as it does for method ``full``; what the cache holds of each finished text is read, and nothing
+changed. A run that was stopped goes on where it was and ends with the same figures, though where a batch has
 several rows a value's last bits may depend on the row that held it. On value states of large range: arXiv 2606.03928.
 """
 
@@ -22,15 +22,14 @@ from vase_cli.calibration.tokens import examine
 from vase_cli.calibration.value_statistics import LEVELS, METRICS, ValueStatistics
 from vase_cli.config.schema import ModelEntry
 from vase_cli.config.threshold_facts import FitRule, entry_text, entry_to_write, write_entry
-from vase_cli.engine.assembly import Assembly
-from vase_cli.engine.requests import Completion
+from vase_cli.engine.factory import EngineFactory
+from vase_cli.engine.requests import Completion, FinishedRow
 from vase_cli.errors import ConfigError, ModelError, RunError
 from vase_cli.evaluation.evaluate import (
+    EvalTask,
     Progress,
-    TaskPart,
-    completions,
     describe_run,
-    encode_prompt,
+    events,
     longest_prompt,
     planned_steps,
     requests_of,
@@ -55,7 +54,7 @@ class Calibration:
 
 
 def calibrate(
-    assembly: Assembly, task_part: TaskPart, *, root: Path, rule: FitRule, command: Sequence[str], progress: Progress
+    factory: EngineFactory, task: EvalTask, *, root: Path, rule: FitRule, command: Sequence[str], progress: Progress
 ) -> Calibration:
     """Generate one text for each problem, measure it, and fit thresholds.
 
@@ -63,29 +62,30 @@ def calibrate(
     the same call again, measures nothing anew.
 
     Args:
-        assembly: recipe and model; its method is ``full``.
-        task_part: the problems, from :func:`vase_cli.evaluation.evaluate.prepare`.
+        factory: makes the engine; its method is ``full``.
+        task: the problems, from :func:`vase_cli.evaluation.evaluate.prepare`.
         root: the folder of all calibrations.
         rule: how thresholds are fitted.
         command, progress: as for :func:`vase_cli.evaluation.evaluate.evaluate`.
     """
-    if assembly.policy.evicts:
-        raise ConfigError(f"method {assembly.recipe.method} evicts: a model is measured with method full")
-    task_part = dataclasses.replace(task_part, samples=1)
-    run = describe_run(assembly, [task_part], command, raw=False)
+    plan = factory.plan
+    if plan.policy.evicts:
+        raise ConfigError(f"method {plan.method} evicts: a model is measured with method full")
+    task = dataclasses.replace(task, samples=1)
+    run = describe_run(plan, [task], command, raw=False)
     digest = config_hash({**run.config, "calibration": FORMAT})
-    folder = root / run_name(assembly.entry.name, task_part.task.name, config_hash=digest)
+    folder = root / run_name(plan.entry.name, task.task.name, config_hash=digest)
     if not folder.exists():
-        assembly.load()  # weights that cannot be loaded leave no folder behind
+        factory.load()  # weights that cannot be loaded leave no folder behind
     with file_access("make the folder", folder, ConfigError):
         folder.mkdir(parents=True, exist_ok=True)
-    shape = assembly.facts.shape
+    shape = plan.facts.shape
     with lock_folder(folder):
-        statistics = ValueStatistics(shape.layers, shape.kv_heads, assembly.device)
+        statistics = ValueStatistics(shape.layers, shape.kv_heads, plan.device.torch)
         state = CalibrationState(folder, statistics, digest)
-        _measure(assembly, task_part, state, progress)
+        _measure(factory, task, state, progress)
         state.write_texts()
-        calibration = _fit(assembly, task_part, state, folder, rule)
+        calibration = _fit(factory, task, state, folder, rule)
         write_file(folder / NUMBERS_FILE, tensor_bytes(calibration.tensors))
         write_document(folder / FACTS_FILE, calibration.facts)
     return calibration
@@ -114,38 +114,39 @@ def write_to_zoo(calibration: Calibration, entry: ModelEntry, folder: Path, *, b
     return path, thresholds
 
 
-def _measure(assembly: Assembly, task_part: TaskPart, state: CalibrationState, progress: Progress) -> None:
+def _measure(factory: EngineFactory, task: EvalTask, state: CalibrationState, progress: Progress) -> None:
     """Generate the texts that are not finished yet, and measure each as it ends."""
-    problems, task = task_part.problems.problems, task_part.task.name
-    prompts = {problem.id: encode_prompt(assembly, problem.prompt, raw=False) for problem in problems}
-    longest = longest_prompt(task_part, prompts)
-    texts = list(requests_of(task_part, prompts))
+    plan, name = factory.plan, task.task.name
+    prompts = {problem.id: factory.encode(problem.prompt) for problem in task.problems.problems}
+    longest = longest_prompt(task, prompts)
+    texts = list(requests_of(task, prompts))
     planned, finished = len(texts), set(state.finished)
     requests = [request for request, _ in texts if request.id not in finished]
     if not requests:
-        progress.start(task, planned, planned, None)
+        progress.start(name, planned, planned)
         return
-    slots = state.slots or assembly.recipe.slots
-    plan = assembly.plan([(task_part.part, longest)], planned, slots, reserved_bytes=state.statistics.most_bytes)
-    state.slots = plan.max_num_seqs
-    for line in (*assembly.notes, plan.message()):
+    rows = state.slots or plan.recipe.slots
+    memory = factory.memory([(task.limits, longest)], planned, rows, reserved_bytes=state.statistics.most_bytes)
+    state.slots = memory.max_num_seqs
+    decode_path = factory.decode_path(planned_steps([task], [longest], memory.max_num_seqs))
+    for line in (*plan.notes, memory.message(), decode_path.message):
         progress.note(line)
-    progress.note(assembly.decode_through(planned_steps([task_part], [longest], plan.max_num_seqs)))
-    recorder = _Recorder(state, assembly.recipe.seed, {request.id: problem.id for request, problem in texts})
-    engine = assembly.engine(
-        task_part.part, max_num_seqs=plan.max_num_seqs, longest_prompt_tokens=longest, observer=recorder.measure
+    recorder = _Recorder(state, plan.recipe.seed, {request.id: problem.id for request, problem in texts})
+    engine = factory.engine(
+        task.limits, max_num_seqs=state.slots, longest_prompt_tokens=longest, compiled=decode_path.compiled
     )
-    progress.start(task, planned - len(requests), planned, engine)
+    progress.start(name, planned - len(requests), planned)
     try:
-        for completion in completions(engine, requests, progress):
+        for event in events(engine, requests, progress):
             state.slots = engine.settings.max_num_seqs
-            if completion is None:
-                continue
-            if completion.finish_reason == "error":
-                progress.note(f"warning: not measured: {completion.error}")
-                recorder.append(completion)
-            progress.sample(None)
-            recorder.save_if_due()
+            if isinstance(event, FinishedRow):
+                recorder.measure(event)
+            elif isinstance(event, Completion):
+                if event.finish_reason == "error":
+                    progress.note(f"warning: not measured: {event.error}")
+                    recorder.append(event)
+                progress.sample(None)
+                recorder.save_if_due()
     finally:
         recorder.save()
 
@@ -159,14 +160,15 @@ class _Recorder:
         self._whole, self._saved = True, len(state.finished)
         self._saved_at, self._saving_s = time.monotonic(), 0.0
 
-    def measure(self, completion: Completion, values: Tensor) -> None:
+    @torch.inference_mode()
+    def measure(self, row: FinishedRow) -> None:
         """Measure a finished text and store it: both or, where this is interrupted, neither counts."""
-        request = completion.request
+        completion, request = row.completion, row.completion.request
         key = stream_key(self._seed, request.problem_id, request.sample, "calibration")
         number, prompt_tokens = self._numbers[request.id], len(request.prompt_token_ids)
         self._whole = False
         try:
-            self._state.statistics.add(number, key, prompt_tokens, values, whole=completion.finish_reason == "stop")
+            self._state.statistics.add(number, key, prompt_tokens, row.values, whole=completion.finish_reason == "stop")
         except ModelError as error:
             raise ModelError(f"{request.id}: {error}; try --dtype bfloat16 or float32, and check the weights") from None
         except torch.OutOfMemoryError as error:
@@ -200,8 +202,8 @@ class _Recorder:
             self._saving_s = self._saved_at - started
 
 
-def _fit(assembly: Assembly, task_part: TaskPart, state: CalibrationState, folder: Path, rule: FitRule) -> Calibration:
-    statistics, recipe, entry = state.statistics, assembly.recipe, assembly.entry
+def _fit(factory: EngineFactory, task: EvalTask, state: CalibrationState, folder: Path, rule: FitRule) -> Calibration:
+    plan, statistics, entry = factory.plan, state.statistics, factory.plan.entry
     if not statistics.tokens:
         raise RunError(f"{folder}: every one of {len(state.finished)} texts failed; see the warnings")
     rest = statistics.rest()
@@ -212,7 +214,7 @@ def _fit(assembly: Assembly, task_part: TaskPart, state: CalibrationState, folde
     tensors["over"] = share_over(rest, tensors["thresholds"])
     tensors["first.mean_range"] = statistics.mean_first_ranges()
     tensors["top.range"], tensors["top.text"], tensors["top.position"] = statistics.largest()
-    examined, example_ranges = examine(state, tensors, assembly.tokenizer.pieces)
+    examined, example_ranges = examine(state, tensors, factory.tokenizer.pieces)
     if example_ranges is not None:
         tensors["example.range"] = example_ranges
     facts = {
@@ -222,14 +224,14 @@ def _fit(assembly: Assembly, task_part: TaskPart, state: CalibrationState, folde
         "hub_id": entry.hub_id,
         "revision": entry.revision,
         "weights": weights_digest(entry),
-        "shape": dataclasses.asdict(assembly.facts.shape),
-        "dtype": assembly.facts.dtype,
-        "device": assembly.hardware.name,
-        "task": task_part.task.name,
-        "problems": len(task_part.problems.problems),
+        "shape": dataclasses.asdict(plan.facts.shape),
+        "dtype": plan.facts.dtype,
+        "device": plan.device.name,
+        "task": task.task.name,
+        "problems": len(task.problems.problems),
         "tokens": statistics.tokens,
-        "sampling": dataclasses.asdict(recipe.sampling),
-        "seed": recipe.seed,
+        "sampling": dataclasses.asdict(plan.recipe.sampling),
+        "seed": plan.recipe.seed,
         "date": now(),
         "vase_version": vase_cli.__version__,
         "rule": str(rule),
@@ -238,6 +240,6 @@ def _fit(assembly: Assembly, task_part: TaskPart, state: CalibrationState, folde
         "counts": {name: sample.count for name, sample in samples.items()},
         "sample_tokens": rest.size,
         **examined,
-        "lengths": {task_part.task.name: examined["lengths"]},
+        "lengths": {task.task.name: examined["lengths"]},
     }
     return Calibration(folder, facts, {name: tensor.contiguous() for name, tensor in tensors.items()})

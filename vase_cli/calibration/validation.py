@@ -7,7 +7,8 @@ from typing import Any
 
 from vase_cli.calibration.folder import FORMAT, VALIDATION_FILE
 from vase_cli.config.schema import ModelEntry, Recipe
-from vase_cli.engine.assembly import Assembly
+from vase_cli.engine.factory import EngineFactory
+from vase_cli.engine.plan import plan_run
 from vase_cli.errors import ConfigError
 from vase_cli.evaluation.comparison import FinishedRun
 from vase_cli.evaluation.evaluate import Progress, evaluate, prepare
@@ -40,20 +41,20 @@ def variant_recipe(recipe: Recipe, method: str, outliers: str | None) -> Recipe:
     return dataclasses.replace(recipe, **changes)
 
 
-def check_validation(recipe: Recipe, entry: ModelEntry, beside: Assembly, task: Task, data: Path | None) -> None:
+def check_validation(recipe: Recipe, entry: ModelEntry, task: Task, data: Path | None) -> None:
     """Raise ConfigError, before anything is measured, for no budget or one that does not fit a method."""
     if recipe.budget_for(task.name) is None:
         raise ConfigError("--validate compares methods at a budget, and the recipe has none: give --budget")
     for method, outliers in VARIANTS.values():
         counted = variant_recipe(recipe, method, outliers and "count")
-        prepare(Assembly(counted, entry, beside=beside), [task], data=data)
+        prepare(plan_run(counted, entry), [task], data=data)
 
 
 def validate(
     folder: Path,
     recipe: Recipe,
     entry: ModelEntry,
-    beside: Assembly,
+    beside: EngineFactory,
     task: Task,
     *,
     rule: str,
@@ -68,7 +69,7 @@ def validate(
     Args:
         folder: the calibration's folder.
         recipe: with its budget.
-        entry, beside: the model, its ``thresholds`` those to try, and an assembly of it.
+        entry, beside: the model, its ``thresholds`` those to try, and a factory of it.
         task, data: the problems.
         rule: how the thresholds were fitted.
         command, progress: as for :func:`vase_cli.evaluation.evaluate.evaluate`.
@@ -77,12 +78,12 @@ def validate(
     budget = n_large = None
     for label, variant in VARIANTS.items():
         progress.note(f"validation {len(runs) + 1} of {len(VARIANTS)}: {label}")
-        assembly = Assembly(variant_recipe(recipe, *variant), entry, beside=beside)
-        parts = prepare(assembly, [task], data=data)
-        finished = evaluate(assembly, parts, root=folder / "runs", command=command, progress=progress)
+        factory = EngineFactory(plan_run(variant_recipe(recipe, *variant), entry), beside=beside)
+        tasks = prepare(factory.plan, [task], data=data)
+        finished = evaluate(factory, tasks, root=folder / "runs", command=command, progress=progress)
         runs.append(dataclasses.replace(finished, label=label))
         budget = finished.budgets[task.name] or budget
-        n_large = getattr(assembly.policy, "n_large", None) or n_large
+        n_large = getattr(factory.plan.policy, "n_large", None) or n_large
     validation = {
         "format": FORMAT,
         "model": entry.name,

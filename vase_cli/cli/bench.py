@@ -73,11 +73,11 @@ def bench(
 
     bench_steps = make_steps(compared[0][0].window, warmup, steps)
     cells = _cells(compared, bench_steps, counts, lengths, texts=bool(text), random=shape is not None)
-    first = cells[0].assembly
+    device = cells[0].factory.plan.device
     memory_bytes = None if memory is None else int(memory * 2**30)
     with contextlib.nullcontext() if out is None else _open(out) as file:
-        measured = Bench(first.device, bench_steps, prefill_tokens=prefill, memory_bytes=memory_bytes)
-        typer.echo(f"{first.hardware.name}: copies move {measured.bandwidth / 1e9:,.0f} GB/s", err=True)
+        measured = Bench(device.torch, bench_steps, prefill_tokens=prefill, memory_bytes=memory_bytes)
+        typer.echo(f"{device.name}: copies move {measured.bandwidth / 1e9:,.0f} GB/s", err=True)
         _run(measured, cells, file)
 
 
@@ -109,7 +109,8 @@ def _cells(
 ) -> "list[Cell]":
     """Plan and check every cell, in order; no weight is read."""
     from vase_cli.bench.cells import make_cell
-    from vase_cli.engine.assembly import Assembly
+    from vase_cli.engine.factory import EngineFactory
+    from vase_cli.engine.plan import plan_run
     from vase_cli.models.random_weights import RandomWeights
 
     first, entry = compared[0]
@@ -121,10 +122,11 @@ def _cells(
     weights = RandomWeights(max(lengths) + steps.total, first.seed) if random else None
     cells: list[Cell] = []
     for recipe, _ in compared:
-        assembly = Assembly(recipe, entry, beside=cells[0].assembly if cells else None, weights=weights)
-        for line in assembly.notes:
+        plan = plan_run(recipe, entry, weights=weights)
+        factory = EngineFactory(plan, beside=cells[0].factory if cells else None)
+        for line in plan.notes:
             typer.echo(line, err=True)
-        cells += [make_cell(assembly, count, length, steps, of_text=texts) for count in counts for length in lengths]
+        cells += [make_cell(factory, count, length, steps, of_text=texts) for count in counts for length in lengths]
     return cells
 
 
@@ -152,7 +154,7 @@ def _run(measured: "Bench", cells: "Sequence[Cell]", file: TextIO | None) -> Non
             typer.echo(f"warning: {line}", err=True)
         records.append(record)
         write(record)
-    summary = measured.summary(cells[0].assembly, records)
+    summary = measured.summary(cells[0].factory.plan, records)
     for table in bench_tables(records, summary):
         print_table(table, err=True)
     write(summary)

@@ -56,19 +56,20 @@ def calibrate(
     from vase_cli.calibration import validation
     from vase_cli.calibration.table import calibration_table
     from vase_cli.cli.progress import EvalProgress
-    from vase_cli.engine.assembly import Assembly
+    from vase_cli.engine.factory import EngineFactory
+    from vase_cli.engine.plan import plan_run
     from vase_cli.evaluation.comparison import comparison_tables
     from vase_cli.evaluation.evaluate import prepare
 
-    assembly = Assembly(full, entry)
+    factory = EngineFactory(plan_run(full, entry))
     destination = user_folder() / "zoo" if overrides.zoo is None else overrides.zoo
     built_in = entry.source is not None and overrides.catalog().find("zoo", entry.name).source == BUILT_IN
     entry_to_write(entry, destination, built_in=built_in)
-    (part,) = prepare(assembly, named, data=data)
+    (eval_task,) = prepare(factory.plan, named, data=data)
     if validate:
-        validation.check_validation(own, entry, assembly, named[0], data)
+        validation.check_validation(own, entry, named[0], data)
     with EvalProgress() as bar:
-        measured = calibration.calibrate(assembly, part, root=out, rule=fit_rule, command=sys.argv, progress=bar)
+        measured = calibration.calibrate(factory, eval_task, root=out, rule=fit_rule, command=sys.argv, progress=bar)
     entry_path, thresholds = calibration.write_to_zoo(measured, entry, destination, built_in=built_in)
     path, facts = measured.path, measured.facts
     tables = [calibration_table(facts, measured.tensors)]
@@ -76,7 +77,7 @@ def calibrate(
         calibrated = dataclasses.replace(entry, thresholds=str(thresholds))
         with EvalProgress() as bar:
             runs = validation.validate(
-                path, own, calibrated, assembly, named[0], rule=facts["rule"], data=data, command=sys.argv, progress=bar
+                path, own, calibrated, factory, named[0], rule=facts["rule"], data=data, command=sys.argv, progress=bar
             )
         tables += comparison_tables(runs)
     if as_json:

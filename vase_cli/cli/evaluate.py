@@ -53,21 +53,22 @@ def evaluate(
     _check_sources(named, data)
 
     from vase_cli.cli.progress import EvalProgress
-    from vase_cli.engine.assembly import Assembly
+    from vase_cli.engine.factory import EngineFactory
+    from vase_cli.engine.plan import plan_run
     from vase_cli.evaluation.comparison import FinishedRun, comparison_tables
     from vase_cli.evaluation.evaluate import evaluate as run_evaluation
     from vase_cli.evaluation.evaluate import prepare
 
-    first = Assembly(*compared[0])
-    assemblies = [first, *(Assembly(recipe, entry, beside=first) for recipe, entry in compared[1:])]
+    first, *others = [plan_run(recipe, entry) for recipe, entry in compared]
+    factories = [shared := EngineFactory(first), *(EngineFactory(plan, beside=shared) for plan in others)]
     # Everything is checked before the first run starts.
-    prepared = [prepare(assembly, named, data=data, skip_bad_rows=skip_bad_rows) for assembly in assemblies]
+    prepared = [prepare(factory.plan, named, data=data, skip_bad_rows=skip_bad_rows) for factory in factories]
     runs: list[FinishedRun] = []
     with EvalProgress() as progress:
-        for number, (assembly, parts) in enumerate(zip(assemblies, prepared, strict=True), 1):
-            if len(assemblies) > 1:
-                progress.note(f"run {number} of {len(assemblies)}: {assembly.recipe.method}")
-            runs.append(run_evaluation(assembly, parts, root=out, command=sys.argv, progress=progress))
+        for number, (factory, eval_tasks) in enumerate(zip(factories, prepared, strict=True), 1):
+            if len(factories) > 1:
+                progress.note(f"run {number} of {len(factories)}: {factory.plan.method}")
+            runs.append(run_evaluation(factory, eval_tasks, root=out, command=sys.argv, progress=progress))
             progress.note(f"run folder: {runs[-1].path}")
     if as_json or len(runs) == 1:
         for run in runs:

@@ -45,7 +45,7 @@ class EvalProgress:
         else:
             self._bar.console.print(line, style="dim", markup=False, highlight=False)
 
-    def start(self, task: str, finished: int, planned: int, engine: object) -> None:
+    def start(self, task: str, finished: int, planned: int) -> None:
         """Begin a task, of whose ``planned`` samples ``finished`` are stored already."""
         self._graded = self._correct = 0
         if finished:

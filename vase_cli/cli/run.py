@@ -11,8 +11,8 @@ from vase_cli.cli.output import AsJson
 from vase_cli.errors import ConfigError, DataError, RunError, decode_text
 
 if TYPE_CHECKING:
-    from vase_cli.engine.assembly import Assembly
-    from vase_cli.evaluation.evaluate import TaskPart
+    from vase_cli.engine.plan import RunPlan
+    from vase_cli.evaluation.evaluate import EvalTask
 
 _CHAT_HELP = "Through the chat template, or the prompt as it is; chat where there is one."
 _INPUT_HELP = "Prompts from a file: one a line, or JSONL with a field 'prompt'."
@@ -35,17 +35,18 @@ def run(
     recipe, entry = overrides.with_recipe(_embedded).resolve(overrides.changes())
 
     from vase_cli.cli import streaming
-    from vase_cli.engine.assembly import Assembly
-    from vase_cli.evaluation.evaluate import encode_prompt, evaluate
+    from vase_cli.engine.factory import EngineFactory
+    from vase_cli.engine.plan import plan_run
+    from vase_cli.evaluation.evaluate import evaluate
 
-    assembly = Assembly(recipe, entry)
-    task_part = _task_part(assembly, prompts, "command line" if input_file is None else str(input_file))
-    templated = assembly.tokenizer.has_chat_template
+    factory = EngineFactory(plan_run(recipe, entry))
+    task = _as_task(factory.plan, prompts, "command line" if input_file is None else str(input_file))
+    templated = factory.tokenizer.has_chat_template
     if chat and not templated:
         raise ConfigError(f"--chat: {entry.name} has no chat template; leave it out, the prompt is then given as it is")
     raw = not (templated if chat is None else chat)
-    ids = [f"{task_part.task.name}/{problem.id}/0" for problem in task_part.problems.problems]
-    decode = assembly.tokenizer.decode
+    ids = [f"{task.task.name}/{problem.id}/0" for problem in task.problems.problems]
+    decode = factory.tokenizer.decode
     output: streaming.RunOutput
     if as_json:
         output = streaming.RunOutput()
@@ -54,12 +55,12 @@ def run(
     elif not sys.stdout.isatty():
         output = streaming.StreamedText(decode)
     else:
-        thinking, memory = encode_prompt(assembly, prompts[0], raw=raw).thought_open, assembly.hardware.memory_bytes
+        thinking, memory = factory.encode(prompts[0], raw=raw).thought_open, factory.plan.device.memory_bytes
         output = streaming.TerminalText(
-            decode, thinking=thinking, budget=task_part.part.budget_tokens, memory_bytes=memory
+            decode, thinking=thinking, budget=task.limits.budget_tokens, memory_bytes=memory
         )
     with output.shown():
-        finished = evaluate(assembly, [task_part], root=out, command=sys.argv, progress=output, raw=raw)
+        finished = evaluate(factory, [task], root=out, command=sys.argv, progress=output, raw=raw)
         for stored in (identifier for identifier in ids if identifier not in output.printed):  # by an earlier run
             output.sample(finished.samples[stored])
     if finished.path is not None:
@@ -74,15 +75,15 @@ def _embedded() -> str:
     return options.DEFAULT_RECIPE
 
 
-def _task_part(assembly: "Assembly", prompts: list[str], source: str) -> "TaskPart":
+def _as_task(plan: "RunPlan", prompts: list[str], source: str) -> "EvalTask":
     """Prompts as the problems of a task without a grader, so that they run and are stored as any others."""
-    from vase_cli.evaluation.evaluate import TaskPart
+    from vase_cli.evaluation.evaluate import EvalTask
     from vase_cli.tasks.base import Problem, ProblemSet, Task
 
     task = Task("prompts", "prompts of the user", hub=(), count=None, license="", url="", grader="", samples=1)
     problems = tuple(Problem(str(index), prompt, "") for index, prompt in enumerate(prompts))
-    part = assembly.part(None, max_new_tokens=None, max_total_tokens=task.max_total_tokens)
-    return TaskPart(task, ProblemSet(task.name, problems, source), 1, part)
+    limits = plan.limits(None, max_new_tokens=None, max_total_tokens=task.max_total_tokens)
+    return EvalTask(task, ProblemSet(task.name, problems, source), 1, limits)
 
 
 def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:

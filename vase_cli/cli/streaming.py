@@ -15,38 +15,12 @@ from vase_cli.cli.output import print_json
 from vase_cli.device import readable_bytes
 
 if TYPE_CHECKING:
-    from vase_cli.engine.engine import Engine
-    from vase_cli.engine.requests import Request
+    from vase_cli.engine.requests import NewToken
     from vase_cli.runs.schema import Sample
 
 _SECONDS_BETWEEN_STATUS = 0.25
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-
-
-class TextStream:
-    """Turn token ids into text piece by piece; a character of several tokens comes whole."""
-
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._ids: list[int] = []
-        self._start = self._read = 0
-
-    def add(self, token_id: int) -> str:
-        """Return the text that this token makes certain."""
-        self._ids.append(token_id)
-        text = self._decode(self._ids[self._start :])
-        return "" if text.endswith("\ufffd") else self._advance(text)
-
-    def finish(self) -> str:
-        """Return the rest, whole characters or not."""
-        return self._advance(self._decode(self._ids[self._start :]))
-
-    def _advance(self, text: str) -> str:
-        # Decoded with the piece before it: some tokenizers write a token differently at the start of a text.
-        new = text[len(self._decode(self._ids[self._start : self._read])) :]
-        self._start, self._read = self._read, len(self._ids)
-        return new
 
 
 class RunOutput:
@@ -70,10 +44,10 @@ class RunOutput:
         if sys.stderr.isatty() or line.startswith("warning"):
             typer.echo(line, err=True)
 
-    def start(self, task: str, finished: int, planned: int, engine: "Engine | None") -> None:
+    def start(self, task: str, finished: int, planned: int) -> None:
         """Begin a task; the base prints nothing."""
 
-    def tokens(self, tokens: Sequence[tuple["Request", int]]) -> None:
+    def tokens(self, tokens: "Sequence[NewToken]") -> None:
         """Take new tokens of some requests; the base prints nothing."""
 
     def sample(self, sample: "Sample | None") -> None:
@@ -107,15 +81,17 @@ class StreamedText(RunOutput):
     """Print one text while it is generated."""
 
     def __init__(self, decode: Decode) -> None:
+        from vase_cli.models.tokenizer import TextStream
+
         super().__init__()
         self._stream = TextStream(decode)
         self._count = 0
 
-    def tokens(self, tokens: Sequence[tuple["Request", int]]) -> None:
+    def tokens(self, tokens: "Sequence[NewToken]") -> None:
         """Print the text that these tokens make certain."""
         self._count += len(tokens)
-        for _, token_id in tokens:
-            self._write(self._stream.add(token_id))
+        for token in tokens:
+            self._write(self._stream.add(token.token_id))
 
     def _print(self, sample: "Sample") -> None:
         self._write((self._stream.finish() if self._count else sample.text) + "\n")
@@ -137,7 +113,6 @@ class TerminalText(StreamedText):
     def __init__(self, decode: Decode, *, thinking: bool, budget: int | None, memory_bytes: Callable[[], int]) -> None:
         super().__init__(decode)
         self._thinking, self._budget, self._memory_bytes = thinking, budget, memory_bytes
-        self._engine: Engine | None = None
         self._started = self._refreshed = 0.0
         self._figures = self._pending = ""
         self._line = Text()
@@ -156,21 +131,21 @@ class TerminalText(StreamedText):
             if self._line.plain:
                 self._console.print(self._line, soft_wrap=True)
 
-    def start(self, task: str, finished: int, planned: int, engine: "Engine | None") -> None:
+    def start(self, task: str, finished: int, planned: int) -> None:
         """Start the clock."""
-        self._engine, self._started = engine, time.monotonic()
+        self._started = time.monotonic()
 
-    def tokens(self, tokens: Sequence[tuple["Request", int]]) -> None:
+    def tokens(self, tokens: "Sequence[NewToken]") -> None:
         """Print the text that these tokens make certain, and from time to time the figures."""
         super().tokens(tokens)
         now = time.monotonic()
         if now - self._refreshed >= _SECONDS_BETWEEN_STATUS:
             self._refreshed = now
-            cached, cuts = next(iter(self._engine.held().values()), (0, 0)) if self._engine else (0, 0)
             budget = "" if self._budget is None else f"/{self._budget:,}"
+            row, memory = tokens[-1], readable_bytes(self._memory_bytes())
             self._figures = (
                 f"{self._count:,} tokens, {self._count / max(now - self._started, 1e-9):,.1f} tokens/s, "
-                f"{cached:,}{budget} cached, {cuts} cuts, {readable_bytes(self._memory_bytes())}"
+                f"{row.cached_tokens:,}{budget} cached, {row.cuts} cuts, {memory}"
             )
             self._refresh()
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from vase_cli.config.catalog import Catalog
 from vase_cli.config.resolve import check_option
-from vase_cli.device import free_memory, resolve_device
+from vase_cli.device import Device, resolve_device
 from vase_cli.errors import VaseError
 
 _SHARE_FOR_WEIGHTS = 0.85  # of the free memory; the rest is for the cache of a few sequences and the working set
@@ -25,8 +25,8 @@ def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
     Raises:
         VaseError: not a device, or one that is not there.
     """
-    device_type, available, description = _device(device)
-    fitting = []
+    target = Device(resolve_device(check_option("device", device)))
+    available, fitting = target.available_bytes(), []
     for name in catalog.files("recipes"):
         try:
             recipe, entry, _ = catalog.resolve(name, {})
@@ -34,13 +34,8 @@ def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
             continue  # a broken file of the user's own: `vase recipes validate` says what is wrong with it
         dtype = recipe.dtype or "auto"
         if dtype == "auto":
-            dtype = "float32" if device_type == "cpu" else entry.dtype
+            dtype = "float32" if target.type == "cpu" else entry.dtype
         width = 4 if dtype == "float32" else 2  # bytes
         if entry.parameters is not None and entry.parameters * width <= available * _SHARE_FOR_WEIGHTS:
             fitting.append(name)
-    return Fitting(device_type, description, tuple(fitting))
-
-
-def _device(name: str) -> tuple[str, int, str]:
-    device = resolve_device(check_option("device", name))
-    return device.type, *free_memory(device)
+    return Fitting(target.type, target.description, tuple(fitting))

@@ -8,7 +8,7 @@ sequences that are due are one batch. Elsewhere the shapes of the arithmetic mus
 by itself, always in the same groups of layers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,15 @@ class CutSubject(NamedTuple):
     text_tokens: int  # the prompt included
 
 
+class Cut(NamedTuple):
+    """What a cut of one sequence did."""
+
+    text_tokens: int
+    positions: Tensor
+    scores: Tensor
+    kept: Tensor
+
+
 class _CapturedCut(NamedTuple):
     """The cut of one row as a graph: it reads the (1, 4) int64 numbers of a subject and writes its first bad layer."""
 
@@ -61,7 +70,14 @@ class Cutter:
     """
 
     def __init__(
-        self, policy: EvictionPolicy, cache: StaticCache, budget: int, window: int, thresholds: Tensor | None = None
+        self,
+        policy: EvictionPolicy,
+        cache: StaticCache,
+        budget: int,
+        window: int,
+        thresholds: Tensor | None = None,
+        *,
+        on_cut: Callable[[int, Cut], None] | None = None,
     ) -> None:
         self.policy = policy
         self.budget = budget

@@ -13,8 +13,8 @@ Shapes: B rows, L layers, S cached tokens a row can hold, H KV heads, D head dim
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import Literal
@@ -23,9 +23,19 @@ import torch
 
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.engine.cache import StaticCache
-from vase_cli.engine.cut import CutSubject, Cutter
+from vase_cli.engine.cut import Cut, CutSubject, Cutter
 from vase_cli.engine.decoding import DecodeLoop, PendingOutput, SlotState, set_row
-from vase_cli.engine.requests import Completion, EngineStats, FinishReason, NewTokens, Notice, Request
+from vase_cli.engine.requests import (
+    Completion,
+    EngineStats,
+    Event,
+    FinishedRow,
+    FinishReason,
+    NewTokens,
+    Notice,
+    Request,
+    RowCut,
+)
 from vase_cli.engine.sampling import sample
 from vase_cli.engine.scheduler import Scheduler
 from vase_cli.engine.sequence import Batch, BatchEntry, Sequence
@@ -59,8 +69,8 @@ class Engine:
         settings: EngineSettings,
         *,
         timed: bool = False,
-        observer: Callable[[Completion, torch.Tensor], None] | None = None,
         thresholds: torch.Tensor | None = None,
+        record_cuts: bool = False,
         run_ahead: bool | None = None,
     ) -> None:
         """Allocate the cache.
@@ -68,10 +78,8 @@ class Engine:
         Args:
             model, policy, backend, settings: what generates, and how.
             timed: keep the time of each step.
-            observer: called with each finished text and the values that its row holds: (L, T, H, D) in storage order,
-                a view that lives until it returns. For ``full`` that is the text order, the last token left out; with
-                a method that evicts, the step in flight may have cut the row once more.
             thresholds: (L, H) float32 on the model's device, for a method that reads them.
+            record_cuts: yield a :class:`RowCut` for each cut; slower, as all scores come to the host.
             run_ahead: whether a step is launched before the one before it is read; None is on CUDA only.
 
         Raises:
@@ -87,7 +95,8 @@ class Engine:
         self._model = model
         self._policy = policy
         self._backend = backend
-        self._observer = observer
+        self._record_cuts = record_cuts
+        self._recorded: defaultdict[int, list[Cut]] = defaultdict(list)  # of each row, until its batch is processed
         self._thresholds = thresholds
         self._cuda = model.device.type == "cuda"
         self._run_ahead = self._cuda if run_ahead is None else run_ahead
@@ -112,7 +121,8 @@ class Engine:
         cache = StaticCache(shape, model.facts.torch_dtype, model.device)
         cutter = None
         if settings.budget is not None and settings.cut_at is not None:
-            cutter = Cutter(self._policy, cache, settings.budget, settings.window, self._thresholds)
+            on_cut = (lambda row, cut: self._recorded[row].append(cut)) if self._record_cuts else None
+            cutter = Cutter(self._policy, cache, settings.budget, settings.window, self._thresholds, on_cut=on_cut)
         self._state = SlotState(settings.max_num_seqs, model.device)
         self.cache, self._cutter = cache, cutter
 
@@ -122,14 +132,9 @@ class Engine:
             if isinstance(event, Completion):
                 yield event
 
-    def held(self) -> dict[str, tuple[int, int]]:
-        """Cached tokens per KV head and cuts so far, by the id of each running request."""
-        running = self._scheduler.running()
-        return {sequence.request.id: (sequence.cached_tokens, sequence.num_cuts) for sequence in running}
-
     @torch.inference_mode()
-    def stream(self, requests: Iterable[Request]) -> Iterator[NewTokens | Completion | Notice]:
-        """As :meth:`generate`, and the tokens of every moment as they are made.
+    def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
+        """As :meth:`generate`, and all other events as they happen.
 
         Raises:
             ModelError: out of memory with a single slot.
@@ -151,7 +156,7 @@ class Engine:
             for sequence in self._scheduler.running():
                 self._finish(sequence)
 
-    def step(self) -> Iterator[NewTokens | Completion | Notice]:
+    def step(self) -> Iterator[Event]:
         """Schedule the requests that wait, launch a decode step, and process the output that the host is due."""
         loop = self._prepared()
         while self._notices:
@@ -271,7 +276,7 @@ class Engine:
         sequence.num_cuts += 1
         self.stats.cuts += 1
 
-    def _process(self, batch: Batch) -> Iterator[NewTokens | Completion]:
+    def _process(self, batch: Batch) -> Iterator[Event]:
         """Wait for a batch's output and add each token to its sequence."""
         tokens, finite, bad_layers = batch.output.read()
         entries = [entry for entry in batch.entries if entry.sequence.status != "finished"]
@@ -291,16 +296,19 @@ class Engine:
             bad_layer = layers if entry.cut_place is None else bad_layers[entry.cut_place]
             if bad_layer < layers or not finite[entry.place]:
                 failed[entry.sequence.row] = bad_layer
+        for entry in entries:
+            for cut in self._recorded.pop(entry.sequence.row, ()):
+                yield RowCut(entry.sequence.request, cut)
         announced = [entry for entry in entries if batch.phase == "decode" or entry.sequence.row not in failed]
         if announced:
-            yield NewTokens(tuple((entry.sequence.request, tokens[entry.place]) for entry in announced))
+            yield NewTokens(tuple(entry.new_token(tokens[entry.place]) for entry in announced))
         for entry in entries:  # each by itself: one that fails loses no other's completion
             if (row := entry.sequence.row) in failed:
                 yield self._fail(entry, failed[row])
             else:
                 yield from self._take(entry, tokens[entry.place])
 
-    def _take(self, entry: BatchEntry, token_id: int) -> Iterator[Completion]:
+    def _take(self, entry: BatchEntry, token_id: int) -> Iterator[FinishedRow | Completion]:
         """Add a token to its text and finish the text if it ends here."""
         sequence = entry.sequence
         sequence.token_ids.append(token_id)
@@ -312,8 +320,8 @@ class Engine:
         else:
             return
         completion = entry.completion(reason)
-        if self._observer is not None:
-            self._observer(completion, self.cache.values[:, sequence.row, : entry.cached_tokens])
+        values = self.cache.values[:, sequence.row, : entry.cached_tokens]
+        yield FinishedRow(completion, values, self.cache.positions[:, sequence.row, :, : entry.cached_tokens])
         self._finish(sequence)
         yield completion
 

@@ -1,7 +1,14 @@
-"""Requests to an engine, and what comes of them."""
+"""Requests to an engine, and the events of its stream.
+
+Shapes: L layers, H KV heads, D head dim, T cached tokens of one row.
+"""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from vase_cli.engine.cut import Cut
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -31,11 +38,20 @@ class Completion:
     latency_s: float  # from the start of the prefill to the last token
 
 
+class NewToken(NamedTuple):
+    """A token of one text, and how its row stands with it."""
+
+    request: Request
+    token_id: int
+    cached_tokens: int  # per KV head
+    cuts: int  # so far
+
+
 @dataclass(frozen=True)
 class NewTokens:
-    """The tokens of one moment, (request, token id) each; a text's first token comes from its prefill."""
+    """The tokens of one moment; a text's first token comes from its prefill."""
 
-    tokens: tuple[tuple[Request, int], ...]
+    tokens: tuple[NewToken, ...]
 
 
 @dataclass(frozen=True)
@@ -43,6 +59,31 @@ class Notice:
     """Something that the user should know of, in one line; the engine goes on."""
 
     message: str
+
+
+@dataclass(frozen=True)
+class RowCut:
+    """A cut of a text's row, where the engine records them."""
+
+    request: Request
+    cut: Cut
+
+
+@dataclass(frozen=True)
+class FinishedRow:
+    """What the row of a text holds at its end, just before its :class:`Completion`; failed texts have none.
+
+    Views that live until the next event is taken. With a method that evicts, an engine that runs ahead may have cut
+    the row once more.
+    """
+
+    completion: Completion
+    values: Tensor  # (L, T, H, D) in storage order: for ``full`` that is the text order, the last token left out
+    positions: Tensor  # (L, H, T) int32, the text position of each token, ascending
+
+
+Event: TypeAlias = NewTokens | RowCut | FinishedRow | Completion | Notice
+"""What an engine's stream yields."""
 
 
 @dataclass

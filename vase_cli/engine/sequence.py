@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from vase_cli.engine.decoding import PendingOutput
-from vase_cli.engine.requests import Completion, FinishReason, Request
+from vase_cli.engine.requests import Completion, FinishReason, NewToken, Request
 from vase_cli.engine.timing import Mark
 
 
@@ -45,6 +45,10 @@ class BatchEntry(NamedTuple):
     num_cuts: int
     place: int = 0  # of its token in the output
     cut_place: int | None = None  # of its first bad layer in the output; None if it was not cut
+
+    def new_token(self, token_id: int) -> NewToken:
+        """The token that this launch has made."""
+        return NewToken(self.sequence.request, token_id, self.cached_tokens, self.num_cuts)
 
     def completion(self, reason: FinishReason, error: str | None = None) -> Completion:
         """The finished text."""

@@ -3,32 +3,30 @@
 import contextlib
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from vase_cli import plugins
-from vase_cli.engine.assembly import Assembly, Part, measured
-from vase_cli.engine.cache import CacheShape
-from vase_cli.engine.device import gpu_names
+from vase_cli.device import gpu_names
 from vase_cli.engine.engine import Engine
-from vase_cli.engine.requests import Completion, EngineStats, NewTokens, Notice, Request
+from vase_cli.engine.factory import EngineFactory
+from vase_cli.engine.plan import GenerationLimits, RunPlan
+from vase_cli.engine.requests import Completion, Event, NewToken, NewTokens, Notice, Request
 from vase_cli.errors import ConfigError, DataError
 from vase_cli.evaluation.comparison import FinishedRun
-from vase_cli.evaluation.regrade import graded, store_summary
+from vase_cli.evaluation.regrade import graded
 from vase_cli.evaluation.repetition import has_garbage_tail, has_repetition
-from vase_cli.evaluation.summary import summarize
+from vase_cli.evaluation.writer import RunWriter
 from vase_cli.graders.base import Grader
 from vase_cli.models.describe import weights_digest
 from vase_cli.models.tokenizer import Prompt
 from vase_cli.runs.environment import environment
 from vase_cli.runs.folder import RUN_FILE, RunFolder, config_hash, now, read_sessions, run_name
-from vase_cli.runs.schema import FORMAT, Run, RunTask, Sample, Summary
+from vase_cli.runs.schema import FORMAT, Run, RunTask, Sample
 from vase_cli.tasks.base import Problem, ProblemSet, Task
-
-_SAMPLES_BETWEEN_SESSION_WRITES = 8
 
 
 class Progress(Protocol):
@@ -37,24 +35,24 @@ class Progress(Protocol):
     def note(self, line: str) -> None:
         """Show one line to the user."""
 
-    def start(self, task: str, finished: int, planned: int, engine: Engine | None) -> None:
-        """Begin a task, so many of whose planned samples are stored already; no engine if that is all of them."""
+    def start(self, task: str, finished: int, planned: int) -> None:
+        """Begin a task, so many of whose planned samples are stored already."""
 
-    def tokens(self, tokens: Sequence[tuple[Request, int]]) -> None:
-        """Take note of new tokens, (request, token id) each."""
+    def tokens(self, tokens: Sequence[NewToken]) -> None:
+        """Take note of new tokens."""
 
     def sample(self, sample: Sample | None) -> None:
         """Count a sample that is graded and stored; None is a text that a calibration measured."""
 
 
 @dataclass(frozen=True)
-class TaskPart:
-    """One task of an evaluation with its problems, how often each is sampled, and its resolved part."""
+class EvalTask:
+    """One task of an evaluation with its problems, how often each is sampled, and its resolved budget and limits."""
 
     task: Task
     problems: ProblemSet
     samples: int
-    part: Part
+    limits: GenerationLimits
 
     @property
     def planned(self) -> int:
@@ -63,12 +61,12 @@ class TaskPart:
 
 
 def prepare(
-    assembly: Assembly, tasks: Sequence[Task], *, data: Path | None = None, skip_bad_rows: bool = False
-) -> list[TaskPart]:
+    plan: RunPlan, tasks: Sequence[Task], *, data: Path | None = None, skip_bad_rows: bool = False
+) -> list[EvalTask]:
     """Load the problems and resolve budgets and limits; what cannot work is refused before a weight is read."""
-    recipe, parts = assembly.recipe, []
+    recipe, prepared = plan.recipe, []
     for task in tasks:
-        part = assembly.part(task.name, max_new_tokens=task.max_new_tokens, max_total_tokens=task.max_total_tokens)
+        limits = plan.limits(task.name, max_new_tokens=task.max_new_tokens, max_total_tokens=task.max_total_tokens)
         problems = task.problems(data=data, seed=recipe.seed, limit=recipe.limit, skip_bad_rows=skip_bad_rows)
         with plugins.load("graders", task.grader)() as grader:
             for problem in problems.problems:
@@ -76,13 +74,13 @@ def prepare(
                     grader.parse_gold(problem.answer)  # no completion could match some
                 except DataError as error:
                     raise DataError(f"{problems.source}: problem {problem.id} of {task.name}: {error}") from error
-        parts.append(TaskPart(task, problems, recipe.samples or task.samples, part))
-    return parts
+        prepared.append(EvalTask(task, problems, recipe.samples or task.samples, limits))
+    return prepared
 
 
 def evaluate(
-    assembly: Assembly,
-    parts: Sequence[TaskPart],
+    factory: EngineFactory,
+    tasks: Sequence[EvalTask],
     *,
     root: Path | None,
     command: Sequence[str],
@@ -94,49 +92,58 @@ def evaluate(
     On Ctrl-C and on a VaseError all finished samples are stored whole, and the summary says that it is of a part.
 
     Args:
-        parts: from :func:`prepare`; a task without a grader is not graded.
+        factory: makes the engines, one for each task.
+        tasks: from :func:`prepare`; one without a grader is not graded.
         root: the folder of all runs; None stores nothing.
         command: the command line, for the record.
         raw: give prompts to the model as they are, without its chat template.
     """
-    run = describe_run(assembly, parts, command, raw=raw)
+    plan = factory.plan
+    run = describe_run(plan, tasks, command, raw=raw)
     path = None if root is None else root / run.name
     prompts = [
-        {problem.id: encode_prompt(assembly, problem.prompt, raw=raw) for problem in task_part.problems.problems}
-        for task_part in parts
+        {problem.id: factory.encode(problem.prompt, raw=raw) for problem in task.problems.problems} for task in tasks
     ]
-    longest = list(map(longest_prompt, parts, prompts))
-    needed = [(task_part.part, tokens) for task_part, tokens in zip(parts, longest, strict=True)]
-    plan = assembly.plan(needed, sum(task_part.planned for task_part in parts), _slots(assembly, path))
+    longest = list(map(longest_prompt, tasks, prompts))
+    needed = [(task.limits, tokens) for task, tokens in zip(tasks, longest, strict=True)]
+    memory = factory.memory(needed, sum(task.planned for task in tasks), _max_num_seqs(plan, path))
     if path is None or not path.exists():
-        assembly.load()  # weights that cannot be loaded leave no folder behind
+        factory.load()  # weights that cannot be loaded leave no folder behind
     with contextlib.nullcontext() if path is None else RunFolder(path, run) as folder:
-        for line in (*assembly.notes, *_budget_lines(parts), *(folder.notes if folder else ()), plan.message()):
+        for line in (*plan.notes, *_budget_lines(tasks), *(folder.notes if folder else ()), memory.message()):
             progress.note(line)
-        session = _Session(assembly, run, folder, plan.max_num_seqs, planned_steps(parts, longest, plan.max_num_seqs))
+        writer = RunWriter(plan, run, folder, memory.max_num_seqs)
+        jobs = [_Job(*job, writer.samples) for job in zip(tasks, prompts, longest, strict=True)]
         try:
-            for task_part, of_task, tokens in zip(parts, prompts, longest, strict=True):
-                _evaluate_task(session, task_part, of_task, tokens, progress)
+            if any(job.missing for job in jobs):
+                decode_path = factory.decode_path(planned_steps(tasks, longest, memory.max_num_seqs))
+                progress.note(decode_path.message)
+                plan.device.reset_peak()  # what loading took for a moment is not of the run
+                compiled = decode_path.compiled
+            for job in jobs:
+                progress.start(job.task.task.name, job.task.planned - len(job.missing), job.task.planned)
+                if job.missing:
+                    _generate(factory, job, writer, progress, compiled=compiled)
         finally:
-            summary = session.finish()
-    budgets = {task_part.task.name: task_part.part.budget_tokens for task_part in parts}
-    return FinishedRun(assembly.recipe.method, budgets, summary, session.samples, path)
+            summary = writer.finish()
+    budgets = {task.task.name: task.limits.budget_tokens for task in tasks}
+    return FinishedRun(plan.method, budgets, summary, writer.samples, path)
 
 
-def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequence[str], *, raw: bool) -> Run:
+def describe_run(plan: RunPlan, tasks: Sequence[EvalTask], command: Sequence[str], *, raw: bool) -> Run:
     """Make run.json of an evaluation; its ``config`` is what decides the tokens and grades."""
-    recipe = assembly.recipe
+    recipe = plan.recipe
     config = {
-        "model": assembly.entry.hub_id or assembly.entry.name,
-        "revision": assembly.entry.revision,
-        "weights": weights_digest(assembly.entry),
-        "dtype": assembly.facts.dtype,
-        "attention": assembly.backend.name,
-        "device": assembly.device.type,
+        "model": plan.entry.hub_id or plan.entry.name,
+        "revision": plan.entry.revision,
+        "weights": weights_digest(plan.entry),
+        "dtype": plan.facts.dtype,
+        "attention": plan.backend.name,
+        "device": plan.device.type,
         "compile": recipe.compile,
         "slots": recipe.slots,
-        "method": recipe.method,
-        "method_options": dataclasses.asdict(assembly.policy),
+        "method": plan.method,
+        "method_options": dataclasses.asdict(plan.policy),
         "window": recipe.window,
         "sampling": dataclasses.asdict(recipe.sampling),
         "seed": recipe.seed,
@@ -145,44 +152,44 @@ def describe_run(assembly: Assembly, parts: Sequence[TaskPart], command: Sequenc
         "raw": raw,
         "limit": recipe.limit,
         "tasks": {
-            task_part.task.name: {
-                "version": task_part.task.version,
-                "problems": _problems_digest(task_part.problems),
-                "grader": task_part.task.grader,
-                "fallbacks": list(task_part.task.fallbacks),
-                "samples": task_part.samples,
-                "budget": task_part.part.budget_tokens,
-                "max_new_tokens": task_part.part.max_new_tokens,
-                "max_total_tokens": task_part.part.max_total_tokens,
+            task.task.name: {
+                "version": task.task.version,
+                "problems": _problems_digest(task.problems),
+                "grader": task.task.grader,
+                "fallbacks": list(task.task.fallbacks),
+                "samples": task.samples,
+                "budget": task.limits.budget_tokens,
+                "max_new_tokens": task.limits.max_new_tokens,
+                "max_total_tokens": task.limits.max_total_tokens,
             }
-            for task_part in parts
+            for task in tasks
         },
     }
-    if assembly.thresholds is not None:
-        config["thresholds"] = assembly.thresholds.digest
+    if plan.thresholds is not None:
+        config["thresholds"] = plan.thresholds.digest
     digest = config_hash(config)
-    names = "-".join(task_part.task.name for task_part in parts)
+    names = "-".join(task.task.name for task in tasks)
     return Run(
         format=FORMAT,
-        name=run_name(recipe.name, names, recipe.method, str(recipe.budget or ""), config_hash=digest),
+        name=run_name(recipe.name, names, plan.method, str(recipe.budget or ""), config_hash=digest),
         config=config,
         config_hash=digest,
         options={"device": recipe.device, "recipe": recipe.name},
         origins=dict(recipe.origins),
         seeds={"tokens": recipe.seed, "eviction": recipe.seed, "options": recipe.seed},
-        budgets={task.task.name: task.part.budget.message if task.part.budget else "full cache" for task in parts},
+        budgets={task.task.name: task.limits.budget.message if task.limits.budget else "full cache" for task in tasks},
         tasks=[
             RunTask(
-                name=task_part.task.name,
-                version=task_part.task.version,
-                source=task_part.problems.source,
-                problems=len(task_part.problems.problems),
-                samples=task_part.samples,
-                grader=task_part.task.grader,
-                fallbacks=list(task_part.task.fallbacks),
-                skipped_rows=list(task_part.problems.skipped_rows),
+                name=task.task.name,
+                version=task.task.version,
+                source=task.problems.source,
+                problems=len(task.problems.problems),
+                samples=task.samples,
+                grader=task.task.grader,
+                fallbacks=list(task.task.fallbacks),
+                skipped_rows=list(task.problems.skipped_rows),
             )
-            for task_part in parts
+            for task in tasks
         ],
         **environment(gpu_names()),
         started_at=now(),
@@ -196,60 +203,25 @@ def _problems_digest(problems: ProblemSet) -> str:
     return config_hash({"problems": rows})[:16]
 
 
-class _Session:
-    """This process's part of a run: the samples it stores, and the figures of its engines."""
+class _Job:
+    """One task of this process: its prompts, and the requests whose samples are not stored yet."""
 
-    def __init__(self, assembly: Assembly, run: Run, folder: RunFolder | None, slots: int, planned_steps: int) -> None:
-        self.assembly, self.slots = assembly, slots
-        self.samples = {} if folder is None else folder.samples
-        self._run, self._folder, self._planned_steps = run, folder, planned_steps
-        self._stats: list[EngineStats] = []
-        self._caches: list[CacheShape] = []
-        self._finished = 0
-
-    def engine(self, part: Part, longest_prompt_tokens: int, progress: Progress) -> Engine:
-        """Make an engine, whose figures count from here on; the first one loads the model."""
-        decoding = self.assembly.decode_through(self._planned_steps)
-        if not self._stats:
-            progress.note(decoding)
-            self.assembly.hardware.reset_peak()  # what loading took for a moment is not of the run
-        engine = self.assembly.engine(part, max_num_seqs=self.slots, longest_prompt_tokens=longest_prompt_tokens)
-        self._stats.append(engine.stats)
-        self._caches.append(engine.cache.shape)
-        self._write()
-        return engine
-
-    def append(self, sample: Sample) -> None:
-        """Store a sample, and now and then the figures."""
-        if self._folder is not None:
-            self._folder.append(sample)
-        self.samples[sample.id] = sample
-        self._finished += 1
-        if self._finished % _SAMPLES_BETWEEN_SESSION_WRITES == 1:
-            self._write()
-
-    def finish(self) -> Summary:
-        """Store the figures, and the summary of all samples."""
-        self._write()
-        return summarize(self.samples.values(), self._run) if self._folder is None else store_summary(self._folder)
-
-    def _write(self) -> None:
-        if self._folder is not None and self._stats:
-            stats = sum(self._stats, EngineStats())
-            cache = max(self._caches, key=lambda shape: shape.bytes)
-            figures = measured(self.assembly, stats, max_num_seqs=self.slots, samples=self._finished, cache=cache)
-            self._folder.record_session(figures)
+    def __init__(self, task: EvalTask, prompts: Mapping[str, Prompt], longest: int, stored: Collection[str]) -> None:
+        self.task, self.prompts, self.longest = task, prompts, longest
+        self.missing = {
+            request.id: (request, problem)
+            for request, problem in requests_of(task, prompts)
+            if request.id not in stored
+        }
 
 
-def _evaluate_task(
-    session: _Session, task_part: TaskPart, prompts: Mapping[str, Prompt], longest: int, progress: Progress
-) -> None:
-    task, requests = task_part.task, requests_of(task_part, prompts)
-    missing = {request.id: (request, problem) for request, problem in requests if request.id not in session.samples}
-    engine = session.engine(task_part.part, longest, progress) if missing else None
-    progress.start(task.name, task_part.planned - len(missing), task_part.planned, engine)
-    if engine is None:
-        return
+def _generate(factory: EngineFactory, job: _Job, writer: RunWriter, progress: Progress, *, compiled: bool) -> None:
+    """Generate, grade and store what is missing of one task."""
+    task = job.task.task
+    engine = factory.engine(
+        job.task.limits, max_num_seqs=writer.max_num_seqs, longest_prompt_tokens=job.longest, compiled=compiled
+    )
+    writer.count(engine)
     grader: Grader | None = plugins.load("graders", task.grader)() if task.grader else None
     # Grading waits for other processes and generation for the device: one thread lets them overlap.
     with contextlib.nullcontext() if grader is None else grader, ThreadPoolExecutor(max_workers=1) as pool:
@@ -258,104 +230,83 @@ def _evaluate_task(
         def store_graded(*, wait: bool) -> None:
             while grading and (wait or grading[0].done()):
                 sample = grading.popleft().result()
-                session.append(sample)
+                writer.append(sample)
                 progress.sample(sample)
 
         try:
-            for completion in completions(engine, (request for request, _ in missing.values()), progress):
-                session.slots = engine.settings.max_num_seqs
-                if completion is not None:
-                    _, problem = missing[completion.request.id]
-                    sample = _sample(session.assembly, task.name, problem, prompts[problem.id], completion)
+            for event in events(engine, (request for request, _ in job.missing.values()), progress):
+                writer.max_num_seqs = engine.settings.max_num_seqs
+                if isinstance(event, Completion):
+                    _, problem = job.missing[event.request.id]
+                    sample = _sample(factory, task.name, problem, job.prompts[problem.id], event)
                     grading.append(pool.submit(graded, grader, task.fallbacks, sample))
                 store_graded(wait=False)
         finally:
             store_graded(wait=True)
 
 
-def completions(engine: Engine, requests: Iterable[Request], progress: Progress) -> Iterator[Completion | None]:
-    """Yield the completions of an engine, None for other events; tokens and warnings go to the progress."""
+def events(engine: Engine, requests: Iterable[Request], progress: Progress) -> Iterator[Event]:
+    """Yield the events of an engine; the progress hears of tokens and warnings."""
     for event in engine.stream(requests):
         if isinstance(event, NewTokens):
             progress.tokens(event.tokens)
         elif isinstance(event, Notice):
             progress.note(f"warning: {event.message}")
-        yield event if isinstance(event, Completion) else None
+        yield event
 
 
-def requests_of(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> Iterator[tuple[Request, Problem]]:
+def requests_of(task: EvalTask, prompts: Mapping[str, Prompt]) -> Iterator[tuple[Request, Problem]]:
     """Take all problems once, then again: a run that is stopped early has seen as many problems as it could."""
-    for sample in range(task_part.samples):
-        for problem in task_part.problems.problems:
-            name = f"{task_part.task.name}/{problem.id}"
+    for sample in range(task.samples):
+        for problem in task.problems.problems:
+            name = f"{task.task.name}/{problem.id}"
             yield Request(f"{name}/{sample}", prompts[problem.id].token_ids, name, sample), problem
 
 
-def encode_prompt(assembly: Assembly, text: str, *, raw: bool) -> Prompt:
-    """Encode a prompt, through the chat template where the model has one, unless ``raw``.
-
-    Raises:
-        ConfigError: a system prompt, and no template to hold it; or text that is not UTF-8.
-        ModelError: the template refuses the messages.
-    """
-    recipe, tokenizer = assembly.recipe, assembly.tokenizer
-    for what, content in (("prompt", text), ("system prompt", recipe.system_prompt or "")):
-        try:
-            content.encode()
-        except UnicodeEncodeError as error:  # what Python makes of other bytes on the command line
-            raise ConfigError(f"the {what} is not UTF-8 at character {error.start + 1}: write it again") from error
-    if not raw and tokenizer.has_chat_template:
-        return tokenizer.encode_chat(text, system=recipe.system_prompt, think=recipe.think)
-    if recipe.system_prompt is not None:
-        why = "--raw gives the prompt as it is" if raw else f"{assembly.entry.name} has no chat template"
-        raise ConfigError(f"{why}, so there is no place for a system prompt: leave it out")
-    return tokenizer.encode_text(text)
-
-
-def longest_prompt(task_part: TaskPart, prompts: Mapping[str, Prompt]) -> int:
+def longest_prompt(task: EvalTask, prompts: Mapping[str, Prompt]) -> int:
     """Count the tokens of the longest prompt; a limit that leaves no room after any of them is refused."""
     tokens = [len(prompt.token_ids) for prompt in prompts.values()]
-    limit = task_part.part.max_total_tokens
+    limit = task.limits.max_total_tokens
     if min(tokens) >= limit:
-        which = "the prompt has" if len(tokens) == 1 else f"the shortest prompt of {task_part.task.name} has"
+        which = "the prompt has" if len(tokens) == 1 else f"the shortest prompt of {task.task.name} has"
         way_out = "shorten it, raise --max-total-tokens, or take a model with a longer context"
         raise ConfigError(f"{which} {min(tokens):,} tokens, which leaves nothing of the limit of {limit:,}: {way_out}")
     return max(tokens)
 
 
-def planned_steps(parts: Sequence[TaskPart], longest: Sequence[int], slots: int) -> int:
+def planned_steps(tasks: Sequence[EvalTask], longest: Sequence[int], slots: int) -> int:
     """Count decode steps as if every text reached its limit, the same whether a run is new or goes on."""
     steps = 0
-    for task_part, prompt_tokens in zip(parts, longest, strict=True):
-        limit = task_part.part.max_total_tokens - prompt_tokens
-        steps += task_part.planned * min(limit, task_part.part.max_new_tokens or limit) // slots
+    for task, prompt_tokens in zip(tasks, longest, strict=True):
+        limit = task.limits.max_total_tokens - prompt_tokens
+        steps += task.planned * min(limit, task.limits.max_new_tokens or limit) // slots
     return steps
 
 
-def _slots(assembly: Assembly, path: Path | None) -> int | str:
+def _max_num_seqs(plan: RunPlan, path: Path | None) -> int | str:
     """Take the recipe's slots; "auto" goes on with those of the run's start, as the batch shape decides bits."""
-    slots = assembly.recipe.slots
+    slots = plan.recipe.slots
     if slots == "auto" and path is not None and (path / RUN_FILE).is_file():
         return next((session.slots for session in read_sessions(path)), slots)
     return slots
 
 
-def _budget_lines(parts: Sequence[TaskPart]) -> Iterator[str]:
-    for task_part in parts:
-        if (budget := task_part.part.budget) is not None:
-            yield f"{task_part.task.name}: {budget.message}"
+def _budget_lines(tasks: Sequence[EvalTask]) -> Iterator[str]:
+    for task in tasks:
+        if (budget := task.limits.budget) is not None:
+            yield f"{task.task.name}: {budget.message}"
             if budget.warning:
                 yield f"warning: {budget.warning}"
 
 
-def _sample(assembly: Assembly, task: str, problem: Problem, prompt: Prompt, completion: Completion) -> Sample:
-    text = assembly.tokenizer.decode(completion.token_ids)
+def _sample(factory: EngineFactory, task: str, problem: Problem, prompt: Prompt, completion: Completion) -> Sample:
+    text = factory.tokenizer.decode(completion.token_ids)
     return Sample(
         id=completion.request.id,
         task=task,
         problem_id=problem.id,
         sample=completion.request.sample,
-        seed=assembly.recipe.seed,
+        seed=factory.plan.recipe.seed,
         prompt_tokens=len(prompt.token_ids),
         completion_tokens=len(completion.token_ids),
         text=text,

@@ -13,7 +13,7 @@ from vase_cli.models.language_model import INTERFACE, LanguageModel
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """Stands for the files of a model in an :class:`~vase_cli.engine.assembly.Assembly`."""
+    """Stands for the files of a model in a :func:`~vase_cli.engine.plan.plan_run`."""
 
     max_tokens: int  # of the longest text that the model will see
     seed: int

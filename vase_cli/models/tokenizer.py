@@ -1,13 +1,17 @@
 """A model's tokenizer and chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from vase_cli.config.schema import ModelEntry
 from vase_cli.errors import ModelError, first_line
 from vase_cli.models.describe import loading_errors, location, quiet
+
+Message: TypeAlias = Mapping[str, str]
+"""One message of a chat: its "role" (system, user or assistant) and "content"."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class ChatTokenizer:
         """A prompt taken as it is, without a chat template."""
         return Prompt(tuple(self._tokenizer(text)["input_ids"]), text.rfind("<think>") > text.rfind("</think>"))
 
-    def encode_chat(self, user: str, *, system: str | None, think: bool) -> Prompt:
-        """A user message, and a system message if given, through the chat template.
+    def encode_chat(self, chat: str | Sequence[Message], *, system: str | None, think: bool) -> Prompt:
+        """A user message, or the messages of a chat, through the chat template; ``system`` is put first if given.
 
         Raises:
             ModelError: the tokenizer has no chat template, or it refuses the messages.
@@ -48,7 +52,7 @@ class ChatTokenizer:
         if not self.has_chat_template:
             raise ModelError("this model's tokenizer has no chat template: use --raw to give the prompt as it is")
         messages = [{"role": "system", "content": system}] if system is not None else []
-        messages.append({"role": "user", "content": user})
+        messages += [{"role": "user", "content": chat}] if isinstance(chat, str) else map(dict, chat)
         try:
             text = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, enable_thinking=think
@@ -68,6 +72,31 @@ class ChatTokenizer:
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token by itself, special tokens too."""
         return [str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in token_ids]
+
+
+class TextStream:
+    """Turn token ids into text piece by piece; a character of several tokens comes whole."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._start = self._read = 0
+
+    def add(self, token_id: int) -> str:
+        """Return the text that this token makes certain."""
+        self._ids.append(token_id)
+        text = self._decode(self._ids[self._start :])
+        return "" if text.endswith("\ufffd") else self._advance(text)
+
+    def finish(self) -> str:
+        """Return the rest, whole characters or not."""
+        return self._advance(self._decode(self._ids[self._start :]))
+
+    def _advance(self, text: str) -> str:
+        # Decoded with the piece before it: some tokenizers write a token differently at the start of a text.
+        new = text[len(self._decode(self._ids[self._start : self._read])) :]
+        self._start, self._read = self._read, len(self._ids)
+        return new
 
 
 def load_tokenizer(entry: ModelEntry) -> ChatTokenizer:

@@ -22,13 +22,10 @@ from typing import Any
 
 import torch
 
-from vase_cli import plugins
+from vase_cli import LLM, plugins
 from vase_cli.config.budget import Ratio, resolve_budget
-from vase_cli.config.schema import ModelEntry, SamplingParams
-from vase_cli.engine.engine import Engine, EngineSettings, Request
+from vase_cli.engine.requests import Request
 from vase_cli.evaluation.repetition import has_repetition
-from vase_cli.models.load import load
-from vase_cli.models.tokenizer import ChatTokenizer, load_tokenizer
 from vase_cli.tasks.recurrence import TASK, held_out_problems
 
 WINDOW = 32
@@ -53,10 +50,10 @@ class Job:
         return f"{self.method}, prompt protected" if self.options else self.method
 
 
-def mean_length(tokenizer: ChatTokenizer) -> float:
+def mean_length(llm: LLM) -> float:
     """Mean tokens of prompt and completion over the test problems, as solved without a fault."""
     lengths = [
-        len(_prompt(tokenizer, problem.question)) + len(tokenizer.encode_text(problem.solution).token_ids) + 1
+        len(llm.encode(problem.question).token_ids) + len(llm.encode(problem.solution, raw=True).token_ids) + 1
         for problem in held_out_problems()
     ]
     return sum(lengths) / len(lengths)
@@ -65,26 +62,28 @@ def mean_length(tokenizer: ChatTokenizer) -> float:
 def run(job: Job, *, folder: Path, problems: int, device: str) -> dict[str, Any]:
     """Run one job; the figures of its line."""
     started = time.perf_counter()
-    entry = ModelEntry("tiny-reasoner", path=folder)
-    tokenizer = load_tokenizer(entry)
-    model = load(entry, tokenizer, "float32", torch.device(device))
     asked = {problem.id: problem for problem in TASK.problems(limit=problems).problems}
-    settings = EngineSettings(
+    llm = LLM(
+        folder,
+        method=job.method,
+        method_options=dict(job.options),
         budget=job.budget,
         window=WINDOW,
-        max_num_seqs=min(len(asked), MOST_SLOTS[model.device.type]),
-        sampling=SamplingParams(temperature=job.temperature),
-        seed=0,
-        max_new_tokens=TASK.max_new_tokens,
+        sampling={"temperature": job.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
         max_total_tokens=128 + (TASK.max_new_tokens or 0),
+        dtype="float32",
+        attention="sdpa",
+        device=device,
     )
-    policy = plugins.load("eviction", job.method)(**job.options)
-    engine = Engine(model, policy, plugins.load("attention", "sdpa")(), settings)
-    requests = [Request(name, _prompt(tokenizer, problem.prompt), name) for name, problem in asked.items()]
+    limits = llm.plan.limits(None, max_new_tokens=TASK.max_new_tokens, max_total_tokens=TASK.max_total_tokens)
+    prompts = {name: llm.encode(problem.prompt).token_ids for name, problem in asked.items()}
+    rows, longest = min(len(asked), MOST_SLOTS[llm.plan.device.type]), max(map(len, prompts.values()))
+    engine = llm.engine(limits, max_num_seqs=rows, longest_prompt_tokens=longest)
+    requests = [Request(name, token_ids, name) for name, token_ids in prompts.items()]
     right = loops = unfinished = errors = tokens = 0
     with plugins.load("graders", TASK.grader)() as grader:
         for done in engine.generate(requests):
-            text = tokenizer.decode(done.token_ids)
+            text = llm.tokenizer.decode(done.token_ids)
             right += grader.grade(asked[done.request.id].answer, text).status == "correct"
             loops += has_repetition(text)
             unfinished += done.finish_reason == "length"
@@ -144,10 +143,6 @@ def _jobs(length: float, temperature: float) -> list[Job]:
     return jobs
 
 
-def _prompt(tokenizer: ChatTokenizer, question: str) -> tuple[int, ...]:
-    return tokenizer.encode_chat(question, system=None, think=True).token_ids
-
-
 def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the workers
     torch.set_num_threads(1)
@@ -163,7 +158,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8)
     arguments = parser.parse_args()
     started = time.perf_counter()
-    length = mean_length(load_tokenizer(ModelEntry("tiny-reasoner", path=arguments.model)))
+    length = mean_length(LLM(arguments.model, method="full"))
     print(json.dumps({"mean_full_cache_tokens": round(length, 1)}), flush=True)
     work = partial(run, folder=arguments.model, problems=arguments.problems, device=arguments.device)
     results: list[dict[str, Any]] = []

@@ -1,0 +1,177 @@
+"""From a plan to an engine: the tokenizer and the weights, loaded when they are first needed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from vase_cli.engine.engine import Engine
+from vase_cli.engine.memory import MemoryPlan
+from vase_cli.engine.plan import GenerationLimits, RunPlan
+from vase_cli.errors import ConfigError
+from vase_cli.models.compiled import WORTHWHILE_STEPS
+from vase_cli.models.fused import FusionError
+from vase_cli.models.language_model import LanguageModel
+from vase_cli.models.load import load
+from vase_cli.models.tokenizer import ChatTokenizer, Message, Prompt, load_tokenizer
+
+
+class DecodePath(NamedTuple):
+    """What decode steps run through; ``message`` says it in one line."""
+
+    compiled: bool
+    message: str
+
+
+@dataclass
+class _Loaded:
+    """The tokenizer and model that factories of one model share, and why the model could not be fused."""
+
+    tokenizer: ChatTokenizer | None = None
+    model: LanguageModel | None = None
+    unfused: str = ""
+
+
+class EngineFactory:
+    """Makes engines for a plan, each with a cache of its own.
+
+    Attributes:
+        plan: method, device, attention and limits, final.
+    """
+
+    def __init__(self, plan: RunPlan, *, beside: "EngineFactory | None" = None) -> None:
+        """Load nothing yet.
+
+        Args:
+            plan: from :func:`vase_cli.engine.plan.plan_run`.
+            beside: a factory of the same model, whose weights and tokenizer this one uses too.
+        """
+        self.plan = plan
+        self._loaded = _Loaded()
+        if beside is not None:
+            other = beside.plan
+            same_weights = replace(other.entry, thresholds=plan.entry.thresholds) == plan.entry
+            if not same_weights or (other.device.torch, other.facts) != (plan.device.torch, plan.facts):
+                raise ValueError("factories of different models share nothing")
+            self._loaded = beside._loaded
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer; loaded without the weights."""
+        if self._loaded.tokenizer is None:
+            self._loaded.tokenizer = load_tokenizer(self.plan.entry)
+        return self._loaded.tokenizer
+
+    def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> Prompt:
+        """Encode a prompt, through the chat template where the model has one, unless ``raw``.
+
+        Args:
+            prompt: what the user says, or the messages of a chat.
+            raw: take the text as it is.
+
+        Raises:
+            ConfigError: a system prompt or a chat, and no template to hold it; or text that is not UTF-8.
+            ModelError: the template refuses the messages.
+        """
+        recipe, tokenizer = self.plan.recipe, self.tokenizer
+        contents = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+        texts = [*(("prompt", content) for content in contents), ("system prompt", recipe.system_prompt or "")]
+        for what, content in texts:
+            try:
+                content.encode()
+            except UnicodeEncodeError as error:  # what Python makes of other bytes on the command line
+                raise ConfigError(f"the {what} is not UTF-8 at character {error.start + 1}: write it again") from error
+        if not raw and tokenizer.has_chat_template:
+            return tokenizer.encode_chat(prompt, system=recipe.system_prompt, think=recipe.think)
+        why = "--raw gives the prompt as it is" if raw else f"{self.plan.entry.name} has no chat template"
+        if recipe.system_prompt is not None:
+            raise ConfigError(f"{why}, so there is no place for a system prompt: leave it out")
+        if not isinstance(prompt, str):
+            raise ConfigError(f"{why}, so there is no place for the messages of a chat: give the text alone")
+        return tokenizer.encode_text(prompt)
+
+    def memory(
+        self,
+        needed: Sequence[tuple[GenerationLimits, int]],
+        requests: int,
+        max_num_seqs: int | str,
+        *,
+        most_num_seqs: int | None = None,
+        available_bytes: int | None = None,
+        reserved_bytes: int = 0,
+    ) -> MemoryPlan:
+        """Plan memory as :meth:`RunPlan.memory` does.
+
+        Args:
+            needed, requests, max_num_seqs, most_num_seqs: as there.
+            available_bytes: None is what is free now, the weights not counted.
+            reserved_bytes: to be left for something else.
+        """
+        if available_bytes is None:
+            loaded = 0 if self._loaded.model is None else self.plan.facts.weights_bytes
+            available_bytes = self.plan.device.available_bytes() + loaded
+        free = available_bytes - reserved_bytes
+        return self.plan.memory(needed, requests, max_num_seqs, available_bytes=free, most_num_seqs=most_num_seqs)
+
+    def load(self) -> LanguageModel:
+        """The model, its weights read when it is first asked for.
+
+        Raises:
+            ModelError: one line.
+        """
+        if self._loaded.model is None:
+            plan, dtype = self.plan, self.plan.recipe.dtype
+            if plan.random_weights is None:
+                self._loaded.model = load(plan.entry, self.tokenizer, dtype, plan.device.torch)
+            else:
+                self._loaded.model = plan.random_weights.load(plan.entry, dtype, plan.device.torch)
+            if plan.device.type == "cuda":
+                try:
+                    self._loaded.model.fuse()
+                except FusionError as error:
+                    self._loaded.unfused = str(error)
+        return self._loaded.model
+
+    def decode_path(self, planned_steps: int) -> DecodePath:
+        """Choose what decode steps run through, for a run of so many; loads the weights."""
+        self.load()
+        asked, cuda, unfused = self.plan.recipe.compile, self.plan.device.type == "cuda", self._loaded.unfused
+        fused = cuda and not unfused
+        worthwhile = cuda and not fused and planned_steps >= WORTHWHILE_STEPS
+        if asked == "on" or (asked == "auto" and worthwhile):
+            return DecodePath(True, "decode steps run through torch.compile, which takes about a minute once")
+        if fused:
+            return DecodePath(False, "decode steps run through fused kernels")
+        why = f" ({unfused})" if unfused else ""
+        return DecodePath(False, f"decode steps run through transformers' forward{why}")
+
+    def engine(
+        self,
+        limits: GenerationLimits,
+        *,
+        max_num_seqs: int,
+        longest_prompt_tokens: int,
+        compiled: bool = False,
+        timed: bool = False,
+        record_cuts: bool = False,
+        run_ahead: bool | None = None,
+    ) -> Engine:
+        """An engine for one task's limits; loads the weights.
+
+        Args:
+            limits: from :meth:`RunPlan.limits`.
+            max_num_seqs, longest_prompt_tokens: rows of the cache, and the most tokens of a prompt.
+            compiled: from :meth:`decode_path`.
+            timed, record_cuts, run_ahead: see :class:`~vase_cli.engine.engine.Engine`.
+        """
+        plan, model = self.plan, self.load()
+        model.compile(compiled)
+        return Engine(
+            model,
+            plan.policy,
+            plan.backend,
+            plan.settings(limits, max_num_seqs=max_num_seqs, longest_prompt_tokens=longest_prompt_tokens),
+            thresholds=None if plan.thresholds is None else plan.thresholds.values.to(plan.device.torch),
+            timed=timed,
+            record_cuts=record_cuts,
+            run_ahead=run_ahead,
+        )

@@ -1,0 +1,191 @@
+"""A run before a weight is read: the recipe's method, device, attention, limits and memory, checked and final."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vase_cli import kernels, plugins
+from vase_cli.attention.base import AttentionBackend
+from vase_cli.config.budget import Budget, resolve_budget
+from vase_cli.config.method_options import make_method
+from vase_cli.config.schema import ModelEntry, Recipe
+from vase_cli.device import Device, resolve_device
+from vase_cli.engine.cache import CacheShape
+from vase_cli.engine.memory import MemoryPlan, plan_memory
+from vase_cli.engine.sampling import drawn_from_few
+from vase_cli.engine.settings import EngineSettings, check_settings
+from vase_cli.errors import ConfigError
+from vase_cli.eviction.base import EvictionPolicy
+from vase_cli.models.describe import ModelFacts, describe
+from vase_cli.models.random_weights import RandomWeights
+from vase_cli.models.thresholds import Thresholds, load_thresholds
+
+MOST_NUM_SEQS = {"cuda": 256, "cpu": 16, "mps": 16}
+"""The most rows that ``--slots auto`` takes: on a CPU more of them only make each one slower."""
+
+
+@dataclass(frozen=True)
+class GenerationLimits:
+    """Budget and limits of one task, resolved; ``task`` is None for prompts of no task.
+
+    ``budget`` is None for a method that does not evict; ``max_new_tokens`` is None for no limit but that on prompt and
+    generated tokens together.
+    """
+
+    task: str | None
+    budget: Budget | None
+    max_new_tokens: int | None
+    max_total_tokens: int
+
+    @property
+    def budget_tokens(self) -> int | None:
+        """Tokens kept at a cut; None for a method that does not evict."""
+        return None if self.budget is None else self.budget.tokens
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What :func:`plan_run` resolves.
+
+    Attributes:
+        recipe, entry: as they were given.
+        method: the method's name; the class's, where the policy was given.
+        device: what the model runs on.
+        facts, backend: figures of the model, and its attention.
+        policy: the method with its options; one that asks for thresholds, where the model has none, counts instead.
+        thresholds: those of the model, where the method reads them.
+        notes: one line for each thing the user should know.
+        random_weights: drawn in place of the model's own; None where those are read.
+    """
+
+    recipe: Recipe
+    entry: ModelEntry
+    method: str
+    device: Device
+    facts: ModelFacts
+    backend: AttentionBackend
+    policy: EvictionPolicy
+    thresholds: Thresholds | None
+    notes: tuple[str, ...]
+    random_weights: RandomWeights | None
+
+    def limits(self, task: str | None, *, max_new_tokens: int | None, max_total_tokens: int) -> GenerationLimits:
+        """Resolve budget and limits of one task; the recipe's limits win over those given here, the task's own.
+
+        Raises:
+            ConfigError: a budget or limit that cannot work.
+        """
+        recipe, configured = self.recipe, self.facts.max_tokens
+        total = recipe.max_total_tokens or max_total_tokens
+        if configured is not None and total > configured:
+            if recipe.max_total_tokens is not None:
+                most = f"{self.entry.name} is configured for {configured:,} tokens of text"
+                raise ConfigError(f"max_total_tokens {total:,}: {most}; set it to {configured:,} or less")
+            total = configured
+        budget = None
+        if self.policy.evicts:
+            dense_tokens = {**self.entry.dense_tokens, **recipe.dense_tokens}
+            budget = resolve_budget(
+                recipe.budget_for(task), task=task, window=recipe.window, token_limit=total, dense_tokens=dense_tokens
+            )
+        limits = GenerationLimits(task, budget, recipe.max_new_tokens or max_new_tokens, total)
+        check_settings(self.policy, self.settings(limits, max_num_seqs=1, longest_prompt_tokens=total))
+        return limits
+
+    def settings(self, limits: GenerationLimits, *, max_num_seqs: int, longest_prompt_tokens: int) -> EngineSettings:
+        """Settings of an engine, whose rows are no longer than the longest prompt and the limits need."""
+        total = limits.max_total_tokens
+        if limits.max_new_tokens is not None:
+            total = min(total, longest_prompt_tokens + limits.max_new_tokens)
+        return EngineSettings(
+            budget=limits.budget_tokens,
+            window=self.recipe.window,
+            max_num_seqs=max_num_seqs,
+            sampling=self.recipe.sampling,
+            seed=self.recipe.seed,
+            max_new_tokens=limits.max_new_tokens,
+            max_total_tokens=total,
+        )
+
+    def memory(
+        self,
+        needed: Sequence[tuple[GenerationLimits, int]],
+        requests: int,
+        max_num_seqs: int | str,
+        *,
+        available_bytes: int,
+        most_num_seqs: int | None = None,
+    ) -> MemoryPlan:
+        """Plan memory for tasks' limits with the tokens of their longest prompts; the one that needs most decides.
+
+        Args:
+            needed: limits, each with the tokens of its longest prompt.
+            requests: more rows than these bring nothing.
+            max_num_seqs, most_num_seqs: rows, or "auto" for most_num_seqs at most; None is :data:`MOST_NUM_SEQS`.
+            available_bytes: free for the weights and all the rest.
+
+        Raises:
+            ConfigError: it does not fit.
+        """
+
+        def cache_shape(count: int) -> CacheShape:
+            shapes = [
+                self.settings(limits, max_num_seqs=count, longest_prompt_tokens=longest).cache_shape(
+                    self.facts, self.policy, self.backend, self.device.torch
+                )
+                for limits, longest in needed
+            ]
+            return max(shapes, key=lambda shape: shape.bytes)
+
+        return plan_memory(
+            self.facts,
+            cache_shape,
+            sampled=self.recipe.sampling.temperature > 0,
+            longest_prompt_tokens=max(longest for _, longest in needed),
+            available_bytes=available_bytes,
+            max_num_seqs=max_num_seqs,
+            most_num_seqs=max(1, min(most_num_seqs or MOST_NUM_SEQS[self.device.type], requests)),
+            kernels=self.device.type == "cuda" and kernels.usable_on(self.device.torch),
+            few_candidates=drawn_from_few(self.recipe.sampling),
+        )
+
+
+def plan_run(
+    recipe: Recipe,
+    entry: ModelEntry,
+    *,
+    policy: EvictionPolicy | None = None,
+    weights: RandomWeights | None = None,
+) -> RunPlan:
+    """Bring a recipe together with its model: reads the model's config, and refuses what cannot work.
+
+    Args:
+        policy: the method, in place of the recipe's.
+        weights: drawn instead of read; the model's files are then not needed.
+
+    Raises:
+        ConfigError, ModelError: one line.
+    """
+    method = recipe.method if policy is None else type(policy).__name__
+    policy = make_method(recipe) if policy is None else policy
+    device = Device(resolve_device(recipe.device))
+    facts = (describe if weights is None else weights.describe)(entry, recipe.dtype, device.torch)
+    backend = _choose_backend(recipe.attention, facts, device)
+    thresholds = None
+    notes: tuple[str, ...] = ()
+    if policy.reads_thresholds:
+        thresholds = load_thresholds(entry, facts.shape) if weights is None else None
+        if thresholds is None:
+            policy = replace(policy, outliers="count")
+            counted = f"{entry.name} has no thresholds, so outliers are told by their count"
+            notes = (f"warning: {method}: {counted}; `vase calibrate` makes thresholds",)
+    return RunPlan(recipe, entry, method, device, facts, backend, policy, thresholds, notes, weights)
+
+
+def _choose_backend(asked: str, facts: ModelFacts, device: Device) -> AttentionBackend:
+    by_speed = ("triton", "flash_attention_2", "sdpa") if device.type == "cuda" else ("sdpa",)
+    for name in by_speed if asked == "auto" else (asked,):
+        backend: AttentionBackend = plugins.load("attention", name)()
+        refusal = backend.refusal(device.torch, facts.torch_dtype, facts.shape.head_dim)
+        if refusal is None:
+            return backend
+    raise ConfigError(refusal)
