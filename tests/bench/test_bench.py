@@ -21,8 +21,8 @@ from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, SamplingParam
 from vase_cli.device import gpu_names
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.engine.engine import Engine
-from vase_cli.engine.factory import EngineFactory
-from vase_cli.engine.plan import MOST_NUM_SEQS, GenerationLimits, plan_run
+from vase_cli.engine.factory import MOST_NUM_SEQS, EngineFactory
+from vase_cli.engine.plan import GenerationLimits, plan_run
 from vase_cli.engine.requests import NewTokens, Request
 from vase_cli.errors import ConfigError, RunError
 from vase_cli.models.random_weights import RandomWeights

@@ -23,7 +23,7 @@ from helpers.cli_examples import (
 
 from vase_cli import plugins
 from vase_cli.config import fitting as machine
-from vase_cli.engine import plan
+from vase_cli.engine import factory, plan
 from vase_cli.models import language_model as models
 
 MakeModel = Callable[..., Path]
@@ -54,7 +54,7 @@ def test_help_says_defaults_and_choices(vase: Shell) -> None:
         assert f"[default: {default}]" in said
     graders = plugins.names("graders")
     assert f"graded: {', '.join(graders[:-1])} or {graders[-1]}." in said
-    most = plan.MOST_NUM_SEQS
+    most = factory.MOST_NUM_SEQS
     for command in (said, help_words(vase, "bench"), help_words(vase, "run")):
         assert f"at most {most['cuda']} on a GPU and {most['cpu']} on a CPU" in command
     for command in (said, help_words(vase, "calibrate")):

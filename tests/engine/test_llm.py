@@ -63,8 +63,8 @@ def test_the_texts_are_those_of_vase_run(
     records = map(json.loads, vase("run", "--input", "prompts.txt", "--model", folder, "--json", *arguments).lines())
     by_id = {record["id"]: record for record in records}
     assert [output.text for output in outputs] == [by_id[f"prompts/{index}/0"]["text"] for index in range(3)]
-    assert [output.num_cuts for output in outputs] == [by_id[f"prompts/{index}/0"]["cuts"] for index in range(3)]
-    assert len({output.text for output in outputs}) == 3 and max(output.num_cuts for output in outputs) > 0
+    assert [output.cuts for output in outputs] == [by_id[f"prompts/{index}/0"]["cuts"] for index in range(3)]
+    assert len({output.text for output in outputs}) == 3 and max(output.cuts for output in outputs) > 0
 
 
 @pytest.mark.parametrize("method", EVICTING)
@@ -84,12 +84,12 @@ def test_positions_are_those_of_a_cache_of_plain_lists(method: str, folder: Path
 def test_every_cut_is_there_with_its_scores_and_what_stayed(method: str, folder: Path) -> None:
     name, _, protected = method.partition(" ")
     llm = an_llm(folder, method=name, method_options={"protect_prompt": True} if protected else {})
-    outputs = llm.generate(PROMPTS, positions=True, cuts=True)
+    outputs = llm.generate(PROMPTS, positions=True, cut_records=True)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in llm.generate(PROMPTS)]
     for output in outputs:
-        assert len(output.cuts) == output.num_cuts
+        assert len(output.cut_records) == output.cuts
         held: Tensor | None = None
-        for cut in output.cuts:
+        for cut in output.cut_records:
             heads = (llm.plan.facts.shape.layers, llm.plan.facts.shape.kv_heads)
             candidates = cut.positions.shape[-1]
             assert cut.positions.shape == cut.scores.shape == cut.kept.shape == (*heads, candidates)
@@ -111,7 +111,7 @@ def test_every_cut_is_there_with_its_scores_and_what_stayed(method: str, folder:
                 assert (worst_kept >= best_gone).all()
         if held is not None:
             assert output.positions is not None and torch.equal(output.positions[..., :12].long(), held)
-    assert max(output.num_cuts for output in outputs) > 3
+    assert max(output.cuts for output in outputs) > 3
 
 
 def test_a_prompt_is_a_text_a_chat_or_token_ids(folder: Path) -> None:
@@ -153,7 +153,10 @@ def test_pieces_of_a_stream_are_its_text(folder: Path) -> None:
             ended.append(event.index)
             assert pieces[event.index] == event.text
     assert sorted(ended) == [0, 1, 2]
+    half_read = llm.stream(PROMPTS)
+    assert isinstance(next(half_read), NewText)
     assert list(pieces.values()) == [output.text for output in llm.generate(PROMPTS)]
+    assert list(half_read) == []
 
 
 def test_an_engine_serves_calls_of_the_same_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +168,9 @@ def test_an_engine_serves_calls_of_the_same_size(folder: Path, monkeypatch: pyte
 
     monkeypatch.setattr(EngineFactory, "engine", counted)
     llm = an_llm(folder)
-    for prompts in (PROMPTS, PROMPTS[::-1], ["d", "e", "f"]):
-        llm.generate(prompts)
+    for new_tokens in (40, 50):
+        for prompts in (PROMPTS, ["d", "e", "f" * 30]):
+            llm.generate(prompts, max_new_tokens=new_tokens)
     assert len(made) == 1
     llm.generate(PROMPTS, SamplingParams(temperature=0.5))
     llm.generate(PROMPTS, positions=True)
@@ -188,7 +192,7 @@ def test_a_method_of_ones_own_goes_where_a_name_goes(folder: Path) -> None:
         output.token_ids for output in named.generate(PROMPTS)
     ]
     full = an_llm(folder, method="full", budget=None).generate(PROMPTS)
-    assert all(output.num_cuts == 0 for output in full)
+    assert all(output.cuts == 0 for output in full)
 
 
 def test_a_text_that_fails_is_an_error_and_the_others_go_on(folder: Path) -> None:
@@ -202,16 +206,19 @@ def test_a_text_that_fails_is_an_error_and_the_others_go_on(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": "tiny-reasonr"}, "did you mean tiny-reasoner"),
+        ({"model": "tiny-reasonr"}, "did you mean 'tiny-reasoner'"),
         ({}, "no recipe and no model"),
         ({"model": "tiny-reasoner", "method": "snapkw"}, "snapkv"),
         ({"model": "tiny-reasoner", "windw": 3}, "window"),
         ({"model": "tiny-reasoner", "method": "snapkv", "budget": 32, "window": 32}, "window"),
+        ({"model": "tiny-reasoner", "budget": 99, "call": {"max_new_tokens": 0}}, "--max-new-tokens"),
+        ({"model": "tiny-reasoner", "budget": 99, "call": {"samples": -1}}, "--samples"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
+    call = arguments.pop("call", {})
     with pytest.raises(VaseError, match=message) as refusal:
-        LLM(**arguments).generate("1+1?")
+        LLM(**arguments).generate("1+1?", **call)
     assert "\n" not in str(refusal.value)
 
 

@@ -46,7 +46,7 @@ def run_loop(engine: Engine, context: int, cached_tokens: Sequence[int], steps: 
     names = [f"row {row}" for row in range(len(cached_tokens))]
     engine.occupy([Request(name, (1,) * context, name, ignore_eos=True) for name in names], cached_tokens)
     done, started, ended, notices = 0, 0.0, 0.0, []
-    with _no_collections(), contextlib.closing(engine.stream(())) as events:  # type: ignore[type-var]
+    with _no_collections(), contextlib.closing(engine.stream(())) as events:
         for event in events:
             if isinstance(event, Completion):
                 raise RunError(event.error or f"{event.request.id} ended after {len(event.token_ids)} tokens")
@@ -83,7 +83,7 @@ def prefill_speed(engine: Engine, prompt: tuple[int, ...]) -> float:
         stats, name = engine.stats, f"prompt {number}"
         before_tokens, before_s = stats.prefill_tokens, stats.prefill_s
         request = Request(name, prompt, name, ignore_eos=True)
-        with contextlib.closing(engine.stream([request])) as events:  # type: ignore[type-var]
+        with contextlib.closing(engine.stream([request])) as events:
             for event in events:
                 if isinstance(event, Completion):
                     raise RunError(event.error or f"{name} ended at once")

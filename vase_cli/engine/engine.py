@@ -14,7 +14,7 @@ Shapes: B rows, L layers, S cached tokens a row can hold, H KV heads, D head dim
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import Literal
@@ -133,7 +133,7 @@ class Engine:
                 yield event
 
     @torch.inference_mode()
-    def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
+    def stream(self, requests: Iterable[Request]) -> Generator[Event]:
         """As :meth:`generate`, and all other events as they happen.
 
         Raises:
@@ -162,7 +162,9 @@ class Engine:
         while self._notices:
             yield Notice(self._notices.pop(0))
         for sequence in self._scheduler.schedule():
-            if refusal := self.settings.prompt_refusal(sequence.prompt_tokens):
+            try:
+                self.settings.check_prompt(sequence.prompt_tokens)
+            except ConfigError as refusal:
                 yield BatchEntry(sequence, 0, 0).completion("error", f"{sequence.request.id}: {refusal}")
                 continue
             self._launched.append(self._prefill(sequence))

@@ -4,15 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from vase_cli import kernels
+from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.engine import Engine
-from vase_cli.engine.memory import MemoryPlan
+from vase_cli.engine.memory import MemoryPlan, plan_memory
 from vase_cli.engine.plan import GenerationLimits, RunPlan
+from vase_cli.engine.sampling import drawn_from_few
 from vase_cli.errors import ConfigError
 from vase_cli.models.compiled import WORTHWHILE_STEPS
 from vase_cli.models.fused import FusionError
 from vase_cli.models.language_model import LanguageModel
 from vase_cli.models.load import load
 from vase_cli.models.tokenizer import ChatTokenizer, Message, Prompt, load_tokenizer
+
+MOST_NUM_SEQS = {"cuda": 256, "cpu": 16, "mps": 16}
+"""The most rows that ``--slots auto`` takes: on a CPU more of them only make each one slower."""
 
 
 class DecodePath(NamedTuple):
@@ -99,18 +105,43 @@ class EngineFactory:
         available_bytes: int | None = None,
         reserved_bytes: int = 0,
     ) -> MemoryPlan:
-        """Plan memory as :meth:`RunPlan.memory` does.
+        """Plan memory for tasks' limits; the one that needs most decides.
 
         Args:
-            needed, requests, max_num_seqs, most_num_seqs: as there.
-            available_bytes: None is what is free now, the weights not counted.
-            reserved_bytes: to be left for something else.
+            needed: limits, each with the tokens of its longest prompt.
+            requests: more rows than these bring nothing.
+            max_num_seqs, most_num_seqs: rows, or "auto" for most_num_seqs at most; None is :data:`MOST_NUM_SEQS`.
+            available_bytes: planned with; None is what is free now, as if the weights were not read yet.
+            reserved_bytes: of it, for something else.
+
+        Raises:
+            ConfigError: it does not fit.
         """
+        plan = self.plan
+
+        def cache_shape(count: int) -> CacheShape:
+            shapes = [
+                plan.settings(limits, max_num_seqs=count, longest_prompt_tokens=longest).cache_shape(
+                    plan.facts, plan.policy, plan.backend, plan.device.torch
+                )
+                for limits, longest in needed
+            ]
+            return max(shapes, key=lambda shape: shape.bytes)
+
         if available_bytes is None:
-            loaded = 0 if self._loaded.model is None else self.plan.facts.weights_bytes
-            available_bytes = self.plan.device.available_bytes() + loaded
-        free = available_bytes - reserved_bytes
-        return self.plan.memory(needed, requests, max_num_seqs, available_bytes=free, most_num_seqs=most_num_seqs)
+            loaded = 0 if self._loaded.model is None else plan.facts.weights_bytes
+            available_bytes = plan.device.available_bytes() + loaded
+        return plan_memory(
+            plan.facts,
+            cache_shape,
+            sampled=plan.recipe.sampling.temperature > 0,
+            longest_prompt_tokens=max(longest for _, longest in needed),
+            available_bytes=available_bytes - reserved_bytes,
+            max_num_seqs=max_num_seqs,
+            most_num_seqs=max(1, min(most_num_seqs or MOST_NUM_SEQS[plan.device.type], requests)),
+            kernels=plan.device.type == "cuda" and kernels.usable_on(plan.device.torch),
+            few_candidates=drawn_from_few(plan.recipe.sampling),
+        )
 
     def load(self) -> LanguageModel:
         """The model, its weights read when it is first asked for.

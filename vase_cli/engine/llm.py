@@ -3,11 +3,11 @@
 Shapes: L layers, H KV heads, T cached tokens.
 """
 
-import math
+import gc
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import Tensor
 
 from vase_cli.config.catalog import Catalog
+from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import SamplingParams
 from vase_cli.engine.cut import Cut
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.factory import EngineFactory
 from vase_cli.engine.plan import plan_run
-from vase_cli.engine.requests import Completion, FinishedRow, FinishReason, NewTokens, Notice, Request, RowCut
+from vase_cli.engine.requests import Completion, Event, FinishedRow, NewTokens, Notice, Request, RowCut
 from vase_cli.eviction.base import EvictionPolicy
 from vase_cli.models.tokenizer import Message, TextStream
 from vase_cli.tasks.base import Task
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
-
-_ROUND_TOKENS = 256  # the longest prompt is rounded up to these, so that an engine serves more than one call
 
 Prompt: TypeAlias = str | Sequence[Message] | Sequence[int]
 """A text, a chat as messages with "role" and "content", or token ids."""
@@ -44,34 +43,33 @@ class NewText:
 
 
 @dataclass(frozen=True)
-class Output:
-    """A generated text.
+class Output(Completion):
+    """A generated text: a :class:`~vase_cli.engine.requests.Completion`, and what goes beyond it.
 
     Attributes:
-        index, sample: of the prompt in the call, and which of its samples this is.
-        text, token_ids: what was generated; the ids with a final end-of-text token.
-        prompt_tokens: length of the prompt.
-        finish_reason: "stop" (the model ended the text), "length" (a limit), or "error".
-        error: for "error", what went wrong, in one line.
-        num_cuts: how often each head was cut back to the budget.
-        cached_tokens: T, held per KV head at the end.
-        latency_s: from the start of the prefill to the last token.
+        text: what was generated.
         positions: (L, H, T) int32 on the CPU, the text positions that each head holds at the end; if asked for.
-        cuts: every cut with its scores; if asked for.
+        cut_records: every cut with its scores; if asked for.
     """
 
-    index: int
-    sample: int
     text: str
-    token_ids: tuple[int, ...]
-    prompt_tokens: int
-    finish_reason: FinishReason
-    error: str | None
-    num_cuts: int
-    cached_tokens: int
-    latency_s: float
     positions: Tensor | None = None
-    cuts: tuple[Cut, ...] = ()
+    cut_records: tuple[Cut, ...] = ()
+
+    @property
+    def index(self) -> int:
+        """Which prompt of the call this is for."""
+        return _index(self.request)
+
+    @property
+    def sample(self) -> int:
+        """Which of the prompt's samples this is."""
+        return self.request.sample
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.prompt_token_ids)
 
 
 class LLM(EngineFactory):
@@ -112,6 +110,7 @@ class LLM(EngineFactory):
         for note in (*notes, *self.plan.notes):
             warnings.warn(note, stacklevel=2)
         self._engine: Engine | None = None
+        self._events: Generator[Event] | None = None
         self._engine_key: tuple[object, ...] = ()
 
     def generate(
@@ -123,7 +122,7 @@ class LLM(EngineFactory):
         max_new_tokens: int | None = None,
         raw: bool = False,
         positions: bool = False,
-        cuts: bool = False,
+        cut_records: bool = False,
     ) -> list[Output]:
         """Generate texts; those of a prompt are together, the prompts in their order.
 
@@ -136,16 +135,16 @@ class LLM(EngineFactory):
             samples: texts for each prompt.
             max_new_tokens: limit on generated tokens; the recipe's if left out.
             raw: take texts as they are, without the chat template.
-            positions, cuts: keep what each head holds at the end, and every cut with its scores; that takes time.
+            positions, cut_records: keep what each head holds at the end, and every cut with its scores; it takes time.
 
         Raises:
             ConfigError, ModelError: nothing can be generated; one line. A single text that fails has an ``error``.
         """
-        requests, engine = self._start(prompts, sampling, samples, max_new_tokens, raw, (positions, cuts))
+        _, events = self._start(prompts, sampling, samples, max_new_tokens, raw, (positions, cut_records))
         kept: dict[str, Tensor] = {}
         recorded: dict[str, list[Cut]] = defaultdict(list)
         outputs = []
-        for event in engine.stream(requests):
+        for event in events:
             match event:
                 case Notice(message):
                     warnings.warn(message, stacklevel=2)
@@ -166,20 +165,23 @@ class LLM(EngineFactory):
         max_new_tokens: int | None = None,
         raw: bool = False,
     ) -> Iterator[NewText | Output]:
-        """As :meth:`generate`, while it happens: the pieces of each text, in whole characters, then its output."""
-        requests, engine = self._start(prompts, sampling, samples, max_new_tokens, raw, (False, False))
+        """As :meth:`generate`, while it happens: the pieces of each text, in whole characters, then its output.
+
+        Another call ends it.
+        """
+        requests, events = self._start(prompts, sampling, samples, max_new_tokens, raw, (False, False))
         texts = {request.id: TextStream(self.tokenizer.decode) for request in requests}
-        for event in engine.stream(requests):
+        for event in events:
             match event:
                 case Notice(message):
                     warnings.warn(message, stacklevel=2)
                 case NewTokens(tokens):
                     for token in tokens:
                         if piece := texts[token.request.id].add(token.token_id):
-                            yield NewText(*_place(token.request), piece)
+                            yield NewText(_index(token.request), token.request.sample, piece)
                 case Completion(request):
                     if piece := texts.pop(request.id).finish():
-                        yield NewText(*_place(request), piece)
+                        yield NewText(_index(request), request.sample, piece)
                     yield self._output(event)
 
     def _start(
@@ -190,37 +192,47 @@ class LLM(EngineFactory):
         max_new_tokens: int | None,
         raw: bool,
         record: tuple[bool, bool],
-    ) -> tuple[list[Request], Engine]:
-        """Encode the prompts and make an engine for them, or take the last one, if it was made for such a call."""
+    ) -> tuple[list[Request], Iterator[Event]]:
+        """Encode the prompts and start an engine: the last call's, where its cache is the one that is needed."""
+        if self._events is not None:
+            self._events.close()  # a stream that was left half read
         plan = self.plan
         if sampling is not None:
             plan = replace(plan, recipe=replace(plan.recipe, sampling=sampling))
         limits = plan.limits(None, max_new_tokens=None, max_total_tokens=Task.max_total_tokens)
-        limits = replace(limits, max_new_tokens=max_new_tokens or limits.max_new_tokens)
         if limits.budget is not None and limits.budget.warning:
             warnings.warn(limits.budget.warning, stacklevel=3)
+        if max_new_tokens is not None:
+            limits = replace(limits, max_new_tokens=check_option("max_new_tokens", max_new_tokens))
         encoded = [self._token_ids(prompt, raw) for prompt in ([prompts] if _is_prompt(prompts) else prompts)]
         requests = [
             Request(f"prompts/{index}/{sample}", token_ids, f"prompts/{index}", sample, limits.max_new_tokens)
             for index, token_ids in enumerate(encoded)
-            for sample in range(samples)
+            for sample in range(check_option("samples", samples))
         ]
-        longest = math.ceil(max(map(len, encoded), default=1) / _ROUND_TOKENS) * _ROUND_TOKENS
-        key = (plan.recipe.sampling, limits.max_new_tokens, longest, len(requests), record)
+        longest = max(map(len, encoded), default=1)
+        needed = plan.settings(limits, max_num_seqs=1, longest_prompt_tokens=longest)
+        if needed.cut_at is not None:  # rows as long for any text: each request brings its own limit
+            limits = replace(limits, max_new_tokens=None)
+        key = (plan.recipe.sampling, record, len(requests), needed.cut_at or needed.max_total_tokens)
         if self._engine is None or self._engine_key != key:
-            self._engine = None  # its memory counts as free
+            self._engine = None
+            gc.collect()  # its memory counts as free
             factory = EngineFactory(plan, beside=self)
             memory = factory.memory([(limits, longest)], max(1, len(requests)), plan.recipe.slots)
-            self._engine = factory.engine(
-                limits,
-                max_num_seqs=memory.max_num_seqs,
-                longest_prompt_tokens=longest,
-                compiled=factory.decode_path(0).compiled,
-                record_cuts=record[1],
-                run_ahead=False if any(record) else None,
+            self._engine_key, self._engine = (
+                key,
+                factory.engine(
+                    limits,
+                    max_num_seqs=memory.max_num_seqs,
+                    longest_prompt_tokens=longest,
+                    compiled=factory.decode_path(0).compiled,
+                    record_cuts=record[1],
+                    run_ahead=False if any(record) else None,
+                ),
             )
-            self._engine_key = key
-        return requests, self._engine
+        self._events = self._engine.stream(requests)
+        return requests, self._events
 
     def _token_ids(self, prompt: Prompt, raw: bool) -> tuple[int, ...]:
         if _are_token_ids(prompt):
@@ -228,20 +240,8 @@ class LLM(EngineFactory):
         return self.encode(prompt, raw=raw).token_ids
 
     def _output(self, completion: Completion, positions: Tensor | None = None, cuts: tuple[Cut, ...] = ()) -> Output:
-        index, sample = _place(completion.request)
         return Output(
-            index=index,
-            sample=sample,
-            text=self.tokenizer.decode(completion.token_ids),
-            token_ids=completion.token_ids,
-            prompt_tokens=len(completion.request.prompt_token_ids),
-            finish_reason=completion.finish_reason,
-            error=completion.error,
-            num_cuts=completion.cuts,
-            cached_tokens=completion.cached_tokens,
-            latency_s=completion.latency_s,
-            positions=positions,
-            cuts=cuts,
+            **vars(completion), text=self.tokenizer.decode(completion.token_ids), positions=positions, cut_records=cuts
         )
 
 
@@ -254,6 +254,5 @@ def _is_prompt(prompts: Prompt | Sequence[Prompt]) -> "TypeIs[Prompt]":
     return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | Mapping))
 
 
-def _place(request: Request) -> tuple[int, int]:
-    """Index of the prompt, and the sample."""
-    return int(request.problem_id.partition("/")[2]), request.sample
+def _index(request: Request) -> int:
+    return int(request.problem_id.partition("/")[2])

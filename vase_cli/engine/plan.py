@@ -1,26 +1,19 @@
 """A run before a weight is read: the recipe's method, device, attention, limits and memory, checked and final."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vase_cli import kernels, plugins
+from vase_cli import plugins
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.config.budget import Budget, resolve_budget
 from vase_cli.config.method_options import make_method
 from vase_cli.config.schema import ModelEntry, Recipe
 from vase_cli.device import Device, resolve_device
-from vase_cli.engine.cache import CacheShape
-from vase_cli.engine.memory import MemoryPlan, plan_memory
-from vase_cli.engine.sampling import drawn_from_few
 from vase_cli.engine.settings import EngineSettings, check_settings
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
 from vase_cli.models.describe import ModelFacts, describe
 from vase_cli.models.random_weights import RandomWeights
 from vase_cli.models.thresholds import Thresholds, load_thresholds
-
-MOST_NUM_SEQS = {"cuda": 256, "cpu": 16, "mps": 16}
-"""The most rows that ``--slots auto`` takes: on a CPU more of them only make each one slower."""
 
 
 @dataclass(frozen=True)
@@ -104,48 +97,6 @@ class RunPlan:
             seed=self.recipe.seed,
             max_new_tokens=limits.max_new_tokens,
             max_total_tokens=total,
-        )
-
-    def memory(
-        self,
-        needed: Sequence[tuple[GenerationLimits, int]],
-        requests: int,
-        max_num_seqs: int | str,
-        *,
-        available_bytes: int,
-        most_num_seqs: int | None = None,
-    ) -> MemoryPlan:
-        """Plan memory for tasks' limits with the tokens of their longest prompts; the one that needs most decides.
-
-        Args:
-            needed: limits, each with the tokens of its longest prompt.
-            requests: more rows than these bring nothing.
-            max_num_seqs, most_num_seqs: rows, or "auto" for most_num_seqs at most; None is :data:`MOST_NUM_SEQS`.
-            available_bytes: free for the weights and all the rest.
-
-        Raises:
-            ConfigError: it does not fit.
-        """
-
-        def cache_shape(count: int) -> CacheShape:
-            shapes = [
-                self.settings(limits, max_num_seqs=count, longest_prompt_tokens=longest).cache_shape(
-                    self.facts, self.policy, self.backend, self.device.torch
-                )
-                for limits, longest in needed
-            ]
-            return max(shapes, key=lambda shape: shape.bytes)
-
-        return plan_memory(
-            self.facts,
-            cache_shape,
-            sampled=self.recipe.sampling.temperature > 0,
-            longest_prompt_tokens=max(longest for _, longest in needed),
-            available_bytes=available_bytes,
-            max_num_seqs=max_num_seqs,
-            most_num_seqs=max(1, min(most_num_seqs or MOST_NUM_SEQS[self.device.type], requests)),
-            kernels=self.device.type == "cuda" and kernels.usable_on(self.device.torch),
-            few_candidates=drawn_from_few(self.recipe.sampling),
         )
 
 

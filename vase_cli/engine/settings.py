@@ -70,14 +70,13 @@ class EngineSettings:
             or len(request.prompt_token_ids) + new_tokens >= self.max_total_tokens
         )
 
-    def prompt_refusal(self, prompt_tokens: int) -> str | None:
-        """Why a prompt of so many tokens cannot be served; None if it can."""
+    def check_prompt(self, prompt_tokens: int) -> None:
+        """Refuse a prompt of so many tokens with a ``ConfigError`` if it is empty or leaves nothing of the limit."""
         if prompt_tokens == 0:
-            return "the prompt is empty"
-        if prompt_tokens < self.max_total_tokens:
-            return None
-        hint = f"leaves nothing of the limit of {self.max_total_tokens:,}; raise --max-total-tokens"
-        return f"the prompt has {prompt_tokens:,} tokens, which {hint}"
+            raise ConfigError("the prompt is empty")
+        if prompt_tokens >= self.max_total_tokens:
+            hint = f"leaves nothing of the limit of {self.max_total_tokens:,}; raise --max-total-tokens"
+            raise ConfigError(f"the prompt has {prompt_tokens:,} tokens, which {hint}")
 
 
 def check_settings(policy: EvictionPolicy, settings: EngineSettings) -> None:
