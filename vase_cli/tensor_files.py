@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vase_cli.errors import DataError, file_error
+from vase_cli.errors import DataError, file_access
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -24,13 +24,11 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     from safetensors import SafetensorError, safe_open
 
+    if not path.exists():
+        raise DataError(f"{path}: no such file; restore it")
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with file_access("read", path, DataError), safe_open(str(path), framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; restore it") from error
-    except OSError as error:
-        raise file_error("read", path, error, DataError) from error
     except SafetensorError as error:
         raise DataError(f"{path}: cut or not a safetensors file ({error}); restore it") from error
 

@@ -20,8 +20,8 @@ from typing import Any
 from torch import Tensor
 
 from vase_cli.calibration.value_statistics import ValueStatistics
-from vase_cli.errors import ConfigError, DataError, RunError
-from vase_cli.runs.files import file_access, line_of, read_document, read_lines, write_file
+from vase_cli.errors import ConfigError, DataError, RunError, file_access
+from vase_cli.runs.files import line_of, read_document, read_lines, write_file
 from vase_cli.runs.schema import Record
 from vase_cli.tensor_files import load_tensors, tensor_bytes
 

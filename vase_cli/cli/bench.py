@@ -18,7 +18,7 @@ from vase_cli.cli.output import print_table
 from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import SAMPLING_KEYS, SamplingParams
 from vase_cli.config.yaml import parse_scalar
-from vase_cli.errors import ConfigError, RunError, file_error
+from vase_cli.errors import ConfigError, RunError, file_access
 
 if TYPE_CHECKING:
     from vase_cli.bench.cells import Cell, Steps
@@ -129,10 +129,8 @@ def _cells(
 
 
 def _open(out: Path) -> TextIO:
-    try:
+    with file_access("write", out, ConfigError):
         return out.open("x", encoding="utf-8")
-    except OSError as error:
-        raise file_error("write", out, error, ConfigError) from None
 
 
 def _run(measured: "Bench", cells: "Sequence[Cell]", file: TextIO | None) -> None:

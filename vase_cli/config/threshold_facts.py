@@ -20,8 +20,7 @@ from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelEntry
 from vase_cli.config.types import Count, Problems, Seed, Text, Tokens, check_values, kind, partial, record
 from vase_cli.config.yaml import Document, read_document
-from vase_cli.errors import ConfigError, file_error
-from vase_cli.runs.files import write_atomically
+from vase_cli.errors import ConfigError, file_access
 
 FORMAT = 1
 SUFFIX = ".thresholds.yaml"
@@ -195,12 +194,11 @@ def write_entry(path: Path, text: str) -> None:
     """
     trial = path.with_name(f".{path.name}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(trial, text.encode(), durable=False)
-        load_entry(trial, path.stem)
-        trial.replace(path)
-    except OSError as error:
-        raise file_error("write", path, error, ConfigError) from error
+        with file_access("write", path, ConfigError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            trial.write_bytes(text.encode())
+            load_entry(trial, path.stem)
+            trial.replace(path)
     finally:
         with contextlib.suppress(OSError):
             trial.unlink()

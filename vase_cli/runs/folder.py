@@ -30,8 +30,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from vase_cli.errors import ConfigError, RunError, VaseError, file_error
-from vase_cli.runs.files import checked, file_access, line_of, read_document, read_lines, write_document, write_file
+from vase_cli.errors import ConfigError, RunError, VaseError, file_access
+from vase_cli.runs.files import checked, line_of, read_document, read_lines, write_document, write_file
 from vase_cli.runs.schema import FORMAT, Record, Run, Sample, Session, Summary
 
 RUN_FILE, SUMMARY_FILE = "run.json", "summary.json"
@@ -263,16 +263,15 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     path, process = folder / ".lock", os.getpid()
     lock = FileLock(path, timeout=0, fallback_to_soft=False)  # a soft lock would outlive a kill
-    try:
-        lock.acquire()
-    except Timeout as error:
-        holder = ""
-        with contextlib.suppress(OSError):
-            holder = path.read_text(encoding="utf-8", errors="replace")[:300]
-        in_use = f"{folder} is in use by {holder or 'another process'}"
-        raise ConfigError(f"{in_use}; wait until it ends, or stop it") from error
-    except OSError as error:
-        raise file_error("lock", path, error, ConfigError) from error
+    with file_access("lock", path, ConfigError):
+        try:
+            lock.acquire()
+        except Timeout as error:
+            holder = ""
+            with contextlib.suppress(OSError):
+                holder = path.read_text(encoding="utf-8", errors="replace")[:300]
+            in_use = f"{folder} is in use by {holder or 'another process'}"
+            raise ConfigError(f"{in_use}; wait until it ends, or stop it") from error
     try:
         with contextlib.suppress(OSError):  # a system may keep a locked file from being written
             path.write_text(f"process {process} on {socket.gethostname()}", encoding="utf-8")
