@@ -12,9 +12,8 @@ from helpers.cli_examples import only_run, poisoned, problem_rows, read_jsonl, w
 from helpers.memory import held_bytes
 from torch import Tensor
 
-from vase_cli.calibration import calibrate as module
 from vase_cli.calibration.calibrate import Calibration, calibrate
-from vase_cli.calibration.folder import read_calibration
+from vase_cli.calibration.folder import CalibrationState, Text, read_calibration
 from vase_cli.calibration.value_statistics import EXAMPLE_TOKENS, LEVELS, METRICS, ValueStatistics, statistics_of
 from vase_cli.config.schema import ModelEntry, Recipe, SamplingParams
 from vase_cli.config.threshold_facts import parse_rule
@@ -241,13 +240,17 @@ def test_what_a_kill_leaves_behind_is_measured_once(
     folder = model_folder("qwen3")
     undisturbed = calibrated(folder, problems, tmp_path / "undisturbed", slots=1)
     with monkeypatch.context() as patch:
-        save = module._Recorder.save
-        patch.setattr(module, "_SECONDS_BETWEEN_SAVES", 0.0)
-        patch.setattr(module, "_SAVING_SHARE", math.inf)
-        watcher = Watcher(5)
-        patch.setattr(module._Recorder, "save", lambda self: save(self) if watcher.finished <= saved else None)
+        append, save = CalibrationState.append, CalibrationState.save
+
+        def append_and_save(state: CalibrationState, text: Text) -> None:
+            append(state, text)
+            if len(state.finished) <= saved:
+                save(state)
+
+        patch.setattr(CalibrationState, "append", append_and_save)
+        patch.setattr(CalibrationState, "save", lambda state: None)
         with pytest.raises(KeyboardInterrupt):
-            calibrated(folder, problems, tmp_path / "out", slots=1, watcher=watcher)
+            calibrated(folder, problems, tmp_path / "out", slots=1, watcher=Watcher(5))
     with (only_run(tmp_path / "out") / "texts.jsonl").open("ab") as file:
         file.write(b'{"index": 6, "id": "mi')
     assert len((only_run(tmp_path / "out") / "texts.jsonl").read_bytes().splitlines()) > 5
@@ -263,16 +266,15 @@ def test_an_interrupted_measurement_is_not_counted(
 ):
     folder = model_folder("qwen3")
     undisturbed = calibrated(folder, problems, tmp_path / "undisturbed", slots=1)
-    take = ValueStatistics._take_largest
     calls = iter(range(1000))
 
-    def interrupted(self: ValueStatistics, *arguments: Any) -> None:
+    def interrupted(values: Tensor) -> Tensor:
         if next(calls) == 7:
             raise KeyboardInterrupt
-        take(self, *arguments)
+        return statistics_of(values)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ValueStatistics, "_take_largest", interrupted)
+        patch.setattr("vase_cli.calibration.value_statistics.statistics_of", interrupted)
         with pytest.raises(KeyboardInterrupt):
             calibrated(folder, problems, tmp_path / "out", slots=1)
     same(calibrated(folder, problems, tmp_path / "out", slots=1), undisturbed)
@@ -462,19 +464,15 @@ def test_a_long_text_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch):
         return statistics_of(values)
 
     monkeypatch.setattr("vase_cli.calibration.value_statistics.statistics_of", watched)
-    monkeypatch.setattr("vase_cli.calibration.value_statistics._CHUNK_ELEMENTS", 2 * 3 * 64 * 8)
-    pieces = ValueStatistics(2, 3, size=200)
+    pieces = ValueStatistics(2, 3, size=200, chunk_elements=2 * 3 * 64 * 8)
     pieces.add(0, 7, 30, text, whole=True)
     assert max(pieces_seen) == 2 * 3 * 64 * 8 and sum(pieces_seen) == text.numel()
     state, expected = pieces.state(), whole.state()
     assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
-def test_a_value_that_is_not_finite_is_named_and_its_text_left_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        "vase_cli.calibration.value_statistics._CHUNK_ELEMENTS", 2 * 3 * 4 * 10
-    )  # the fifth piece of five
-    statistics = ValueStatistics(2, 3)
+def test_a_value_that_is_not_finite_is_named_and_its_text_left_out():
+    statistics = ValueStatistics(2, 3, chunk_elements=2 * 3 * 4 * 10)  # the fifth piece of five
     statistics.add(0, 7, 10, a_text(50, 0), whole=True)
     before = statistics.state()
     bad = a_text(50, 1)

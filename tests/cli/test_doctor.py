@@ -14,6 +14,7 @@ from helpers.cli_examples import Outcome, Shell, files_under, open_shell
 
 from vase_cli.cli import doctor
 from vase_cli.config import fitting as machine
+from vase_cli.config.catalog import Catalog
 
 
 @pytest.fixture
@@ -156,7 +157,8 @@ def test_recipes_that_fit(
     fit: set[str],
     do_not_fit: set[str],
 ) -> None:
-    monkeypatch.setattr(machine, "_device", lambda device: (device_type, free_gib * 2**30, "a machine"))
+    monkeypatch.setattr(machine, "resolve_device", lambda name: torch.device(device_type))
+    monkeypatch.setattr(machine, "free_memory", lambda device: (free_gib * 2**30, "a machine"))
     _, text = findings(vase("doctor", "--offline"))["recipes that fit"]
     fitting = set(text.split(", "))
     assert fit <= fitting and not fitting & do_not_fit
@@ -178,9 +180,11 @@ def test_a_gpu_is_measured_by_its_free_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: ((index + 1) * 2**30, 2**40))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
-    assert machine._device("auto") == ("cuda", 2**30, "GPU 0, 1.0 GiB free")
-    assert machine._device("cuda:1") == ("cuda", 2 * 2**30, "GPU 1, 2.0 GiB free")
-    assert machine._device("cpu")[0] == "cpu"
+    first, second, cpu = (machine.recipes_that_fit(Catalog.open(), name) for name in ("auto", "cuda:1", "cpu"))
+    assert (first.device_type, first.description) == ("cuda", "GPU 0, 1.0 GiB free")
+    assert (second.device_type, second.description) == ("cuda", "GPU 1, 2.0 GiB free")
+    assert "qwen3-0.6b" in second.recipes and "qwen3-0.6b" not in first.recipes
+    assert cpu.device_type == "cpu"
 
 
 def test_an_address_that_is_none_is_a_note(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,7 +272,8 @@ def test_a_budget_above_the_limit_is_a_warning(vase: Shell, model: Path) -> None
 
 
 def test_named_tasks_without_a_recipe_say_which_fit(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_device", lambda device: ("cpu", 6 * 2**30, "no GPU, 6.0 GiB of memory free"))
+    monkeypatch.setattr(machine, "resolve_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr(machine, "free_memory", lambda device: (6 * 2**30, "no GPU, 6.0 GiB of memory free"))
     refusal = vase.refused("eval", "gsm8k", "aime")
     assert refusal.startswith(
         "no recipe for gsm8k aime: name one with --recipe or $VASE_RECIPE; on this machine (no GPU"
@@ -287,7 +288,8 @@ def test_named_tasks_without_a_recipe_say_which_fit(vase: Shell, monkeypatch: py
 def test_qwen3_8b_is_chosen_only_for_a_gpu_that_holds_it(
     vase: Shell, monkeypatch: pytest.MonkeyPatch, device_type: str, free_gib: int, chosen: bool
 ) -> None:
-    monkeypatch.setattr(machine, "_device", lambda device: (device_type, free_gib * 2**30, "a machine"))
+    monkeypatch.setattr(machine, "resolve_device", lambda name: torch.device(device_type))
+    monkeypatch.setattr(machine, "free_memory", lambda device: (free_gib * 2**30, "a machine"))
     monkeypatch.setattr(assembly, "describe", describe := Recorder())
     refusal = vase.refused("eval", "gsm8k")
     assert [entry.hub_id for entry, *_ in describe.calls] == (["Qwen/Qwen3-8B"] if chosen else [])

@@ -76,7 +76,7 @@ def test_planned_bytes_are_the_allocated_bytes(method: str, tied: bool, dtype: s
         max_num_seqs=3,
         most_num_seqs=16,
     )
-    weights = {weight.data_ptr(): weight.nbytes for weight in model._model.parameters()}
+    weights = {weight.data_ptr(): weight.nbytes for weight in model.model.parameters()}
     assert plan.weights_bytes == sum(weights.values())
     cache = engine.cache
     held = [cache.keys, cache.values, cache.slot_mapping, cache.positions, cache.lengths]

@@ -32,7 +32,7 @@ def test_the_model_is_what_was_described(architecture: Architecture) -> None:
     assert (facts.max_tokens, facts.dtype) == (300, "bfloat16")
     model = weights.load(entry(architecture), "bfloat16", CPU)
     assert model.facts == facts and model.eos_token_ids == frozenset()
-    tensors = {id(weight): weight for weight in model._model.parameters()}.values()
+    tensors = {id(weight): weight for weight in model.model.parameters()}.values()
     assert sum(weight.nbytes for weight in tensors) == facts.weights_bytes
     assert {weight.dtype for weight in tensors} == {torch.bfloat16}
     assert facts.embedding_bytes == (0 if architecture.tied else 101 * 32 * 2)
@@ -42,7 +42,7 @@ def test_weights_come_from_the_seed_alone() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first, again, other = (
-        list(RandomWeights(300, seed).load(entry(), None, CPU)._model.parameters()) for seed in (1, 1, 2)
+        list(RandomWeights(300, seed).load(entry(), None, CPU).model.parameters()) for seed in (1, 1, 2)
     )
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))

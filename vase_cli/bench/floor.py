@@ -9,7 +9,7 @@ from vase_cli.engine.assembly import Assembly
 from vase_cli.engine.timing import mark, milliseconds
 
 _COPIES = 10
-_COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20, "mps": 256 * 2**20}
+COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20, "mps": 256 * 2**20}
 
 
 def count_reads(cached_tokens: Sequence[int], budget: int | None, window: int, steps: Steps) -> tuple[float, int]:
@@ -42,7 +42,7 @@ def weights_read(assembly: Assembly, slots: int) -> int:
 
 def copy_bandwidth(device: torch.device) -> float:
     """Measure bytes a second, read and written, of a large copy in the device's memory; the best of several."""
-    size = _COPY_BYTES[device.type]
+    size = COPY_BYTES[device.type]
     if device.type == "cuda":
         size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
     source = torch.ones(size, dtype=torch.uint8, device=device)

@@ -22,8 +22,6 @@ SEGMENTS = ("first", "prompt", "completion")
 FIRST_POSITIONS = 8
 LARGEST = 8
 EXAMPLE_TOKENS = 2048
-_CHUNK_ELEMENTS = 2**24
-_CHUNK_BYTES = 5 * 4 * _CHUNK_ELEMENTS
 _FIXED_POINT = 2.0**20
 
 
@@ -54,14 +52,20 @@ class ValueStatistics:
     """Statistics of the value states of the texts so far.
 
     ``samples`` are the distributions by segment: "first" (the first 8 positions of a text), "prompt" and "completion"
-    (the other tokens).
+    (the other tokens), each of at most ``size`` tokens. At most ``chunk_elements`` numbers are measured at a time.
     """
 
     def __init__(
-        self, layers: int, heads: int, device: torch.device | str = "cpu", *, size: int = SAMPLE_TOKENS
+        self,
+        layers: int,
+        heads: int,
+        device: torch.device | str = "cpu",
+        *,
+        size: int = SAMPLE_TOKENS,
+        chunk_elements: int = 2**24,
     ) -> None:
         self.samples = {segment: TokenSample(METRICS, layers, heads, device=device, size=size) for segment in SEGMENTS}
-        self._device = device
+        self._device, self._chunk_elements = device, chunk_elements
         # The largest ranges of each head, falling, and for each the number of its text << 32 with its position; then
         # sums and counts of the ranges at the first positions.
         self._totals: dict[str, Tensor] = {
@@ -75,7 +79,7 @@ class ValueStatistics:
     @property
     def most_bytes(self) -> int:
         """Upper limit of the memory held, however long texts are, with what one measurement needs on its way."""
-        return sum(sample.most_bytes for sample in self.samples.values()) + _CHUNK_BYTES
+        return sum(sample.most_bytes for sample in self.samples.values()) + 5 * 4 * self._chunk_elements
 
     @property
     def tokens(self) -> int:
@@ -97,8 +101,8 @@ class ValueStatistics:
                 of the text may count already.
         """
         layers, tokens, heads, head_dim = values.shape
-        step = max(1, _CHUNK_ELEMENTS // (layers * heads * head_dim))
-        most = max(1, _CHUNK_ELEMENTS // (4 * len(METRICS) * layers * heads))
+        step = max(1, self._chunk_elements // (layers * heads * head_dim))
+        most = max(1, self._chunk_elements // (4 * len(METRICS) * layers * heads))
         _require_finite(values, step)
         keys = hashed(torch.full((tokens,), key, dtype=torch.int64), torch.arange(tokens))
         rank = (not whole, number)

@@ -25,7 +25,8 @@ def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
     Raises:
         VaseError: not a device, or one that is not there.
     """
-    device_type, available, description = _device(device)
+    chosen = resolve_device(check_option("device", device))
+    available, description = free_memory(chosen)
     fitting = []
     for name in catalog.files("recipes"):
         try:
@@ -34,13 +35,8 @@ def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
             continue  # a broken file of the user's own: `vase recipes validate` says what is wrong with it
         dtype = recipe.dtype or "auto"
         if dtype == "auto":
-            dtype = "float32" if device_type == "cpu" else entry.dtype
+            dtype = "float32" if chosen.type == "cpu" else entry.dtype
         width = 4 if dtype == "float32" else 2  # bytes
         if entry.parameters is not None and entry.parameters * width <= available * _SHARE_FOR_WEIGHTS:
             fitting.append(name)
-    return Fitting(device_type, description, tuple(fitting))
-
-
-def _device(name: str) -> tuple[str, int, str]:
-    device = resolve_device(check_option("device", name))
-    return device.type, *free_memory(device)
+    return Fitting(chosen.type, description, tuple(fitting))
