@@ -30,7 +30,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from vase_cli.errors import ConfigError, RunError, VaseError, file_access
+from vase_cli.errors import ConfigError, DataError, RunError, VaseError, file_access
 from vase_cli.runs.files import checked, line_of, read_document, read_lines, write_document, write_file
 from vase_cli.runs.schema import FORMAT, Record, Run, Sample, Session, Summary
 
@@ -61,11 +61,15 @@ class StoredRun:
         self.run = checked(run, Run, str(path / RUN_FILE), f"restore it, or {afresh}")
         self.sessions = read_sessions(path)
         completions = path / COMPLETIONS_FILE
+        names = {task.name for task in self.run.tasks}
         self._whole_bytes, last, repeated = 0, b"\n", 0
         for line, sample in read_lines(completions, Sample, "restore the line, or delete it to run its sample again"):
             if sample is None:
                 self.notes.append(f"{completions} ended in a cut line ({len(line)} bytes), which is left out")
                 break
+            if sample.task not in names:
+                of = f"sample {sample.id} is of task '{sample.task}'"
+                raise DataError(f"{completions}: {of}, which {RUN_FILE} does not name; delete its line")
             repeated += sample.id in self.samples
             self.samples.setdefault(sample.id, sample)
             self._whole_bytes, last = self._whole_bytes + len(line), line
@@ -106,8 +110,8 @@ class RunFolder(StoredRun):
                 write_document(path / RUN_FILE, run.model_dump(), ConfigError)
             super().__init__(path)
             self._earlier_sessions = len(self.sessions)
-            if run is not None and (difference := _difference(self.run, run)):
-                raise ConfigError(f"{path} {difference}; move the folder away or choose another output folder")
+            if run is not None:
+                _require_same_run(path, self.run, run)
             self.notes[:0] = _changes(self.run, run or self.run)
             self._mend()
             self._lock = lock.pop_all()
@@ -234,15 +238,20 @@ def read_sessions(path: Path) -> list[Session]:
     return [session for _, session in lines if session is not None]
 
 
-def _difference(stored: Run, run: Run) -> str:
-    """Say how a folder's run is not this one, or ""."""
+def _require_same_run(path: Path, stored: Run, run: Run) -> None:
+    """Refuse a folder whose run is of another config or of other problems."""
+    differences = [
+        f"was started with {fact} {getattr(before, fact)!r} of task {before.name}, now it is {getattr(after, fact)!r}"
+        for before, after in zip(stored.tasks, run.tasks, strict=False)
+        for fact in ("name", "version", "problems", "samples")
+        if getattr(before, fact) != getattr(after, fact)
+    ]
+    if len(stored.tasks) != len(run.tasks):
+        differences.append("was started with other tasks")
     if stored.config_hash != run.config_hash:
-        return f"belongs to another config ({stored.config_hash[:8]}, this one is {run.config_hash[:8]})"
-    for before, after in zip(stored.tasks, run.tasks, strict=False):
-        for fact in ("name", "version", "problems", "samples"):
-            if (old := getattr(before, fact)) != (new := getattr(after, fact)):
-                return f"was started with {fact} {old!r} of task {before.name}, now it is {new!r}"
-    return "was started with other tasks" if len(stored.tasks) != len(run.tasks) else ""
+        differences = [f"belongs to another config ({stored.config_hash[:8]}, this one is {run.config_hash[:8]})"]
+    if differences:
+        raise ConfigError(f"{path} {differences[0]}; move the folder away or choose another output folder")
 
 
 def _changes(stored: Run, new: Run) -> list[str]:
