@@ -5,7 +5,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +46,9 @@ def run_loop(engine: Engine, context: int, cached_tokens: Sequence[int], steps: 
     names = [f"row {row}" for row in range(len(cached_tokens))]
     engine.occupy([Request(name, (1,) * context, name, ignore_eos=True) for name in names], cached_tokens)
     done, started, ended, notices = 0, 0.0, 0.0, []
-    with _no_collections(), contextlib.closing(engine.stream(())) as events:  # type: ignore[type-var]
+    with contextlib.ExitStack() as after, contextlib.closing(engine.stream(())) as events:  # type: ignore[type-var]
+        gc.disable()  # a collection takes tenths of a second to go through all objects
+        after.callback(gc.enable)
         for event in events:
             if isinstance(event, Completion):
                 raise RunError(event.error or f"{event.request.id} ended after {len(event.token_ids)} tokens")
@@ -62,18 +64,6 @@ def run_loop(engine: Engine, context: int, cached_tokens: Sequence[int], steps: 
                 break
     measured = slice(steps.warm_up, steps.warm_up + steps.measured)
     return LoopTimes(timer.step_ms()[measured], timer.cut_ms()[measured], 1000.0 * (ended - started), notices)
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Hold Python's garbage collector back, which takes tenths of a second to go through all objects."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def prefill_speed(engine: Engine, prompt: tuple[int, ...]) -> float:
