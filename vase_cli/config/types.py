@@ -27,6 +27,7 @@ _BOUNDS = {
     "less_than_equal": ", at most {le}",
     "greater_than": " above {gt:g}",
 }
+_COLLECTIONS: dict[type, str] = {list: "is a list; write one value", dict: "is a mapping; write one value"}
 _NOT_A_LIST = "must be a list with something in it; write [first, second]"
 
 
@@ -107,7 +108,9 @@ def _message(error: Any, kind: str = "text", outside: str = "") -> str:
             return "must be a mapping; write 'key: value' lines, indented, under it"
         case "tuple_type":
             return _NOT_A_LIST
-        case "literal_error" if not _collection(value):
+        case _ if type(value) in _COLLECTIONS:
+            return _COLLECTIONS[type(value)]
+        case "literal_error":
             return not_known(value, _choices(error))
         case "greater_than_equal" | "greater_than" | "less_than_equal" | "less_than" if outside:
             percent = error["type"] == "less_than_equal" and value <= 100
@@ -117,18 +120,12 @@ def _message(error: Any, kind: str = "text", outside: str = "") -> str:
             return f"'{value}' is not {outside}"
         case "greater_than_equal" | "less_than_equal" | "greater_than" as bound:
             return f"must be {kind}{_BOUNDS[bound].format(**context)}, not {value}"
-    return _collection(value) or must_be(kind, value)
-
-
-def _collection(value: Any) -> str:
-    """The message for a collection in place of one value; empty for one value."""
-    kind = "a list" if isinstance(value, list) else "a mapping" if isinstance(value, dict) else ""
-    return f"is {kind}; write one value" if kind else ""
+    return must_be(kind, value)
 
 
 def _scalar(value: Any) -> Any:
-    if message := _collection(value):
-        raise ValueError(message)
+    if type(value) in _COLLECTIONS:
+        raise ValueError(_COLLECTIONS[type(value)])
     return parse_scalar(value) if isinstance(value, Plain) else value
 
 
