@@ -74,7 +74,7 @@ def test_a_real_model_of_another_architecture_is_refused(fact: str, model_folder
     facts = describe(ModelEntry("tiny", path=folder, architecture=right), None, CPU)
     assert facts.embedding_bytes == 0
     wrong = replace(right, **{fact: WRONG[fact]})
-    with pytest.raises(ModelError, match=f"not {WRONG[fact]} as the zoo entry tiny: not the same model"):
+    with pytest.raises(ModelError, match=f", in the zoo entry {WRONG[fact]}: not the same model"):
         describe(ModelEntry("tiny", path=folder, architecture=wrong), None, CPU)
 
 

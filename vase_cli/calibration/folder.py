@@ -15,7 +15,7 @@ A text's line is written before a state that counts it, and a line that no state
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -50,8 +50,16 @@ class Text(Record):
         return self.prompt_token_ids + self.token_ids
 
 
-def read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]:
-    """Read calibration.json, the tensors beside it, and validation.json (None where there is none).
+class StoredCalibration(NamedTuple):
+    """calibration.json, the tensors beside it, and validation.json (None where there is none)."""
+
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+    validation: dict[str, Any] | None
+
+
+def read_calibration(folder: Path) -> StoredCalibration:
+    """Read the files of a finished calibration.
 
     ConfigError for a folder without a finished calibration, DataError for a file that is missing, cut or of another
     format.
@@ -61,7 +69,8 @@ def read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], d
     facts = read_document(folder / FACTS_FILE, FORMAT, "calibrate again")
     tensors, _ = load_tensors(folder / NUMBERS_FILE)
     validation = folder / VALIDATION_FILE
-    return facts, tensors, read_document(validation, FORMAT, "calibrate again") if validation.is_file() else None
+    validated = read_document(validation, FORMAT, "calibrate again") if validation.is_file() else None
+    return StoredCalibration(facts, tensors, validated)
 
 
 class CalibrationState:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.options import Resolved
 from vase_cli.cli.output import print_table
+from vase_cli.config.catalog import Resolved
 from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import SAMPLING_KEYS, SamplingParams
 from vase_cli.config.yaml import parse_scalar
@@ -66,12 +66,13 @@ def bench(
     lengths = _lengths("--text", text) if text else _lengths("--context", context)
     changes = overrides.changes() | _sampling(sampling, overrides)
     compared = _compared(overrides, changes, shape, with_full=bool(text))
-    counts = [check_option("slots", parse_scalar(count)) for count in options.listed(slots)] or [compared[0][0].slots]
+    first_recipe = compared[0].recipe
+    counts = [check_option("slots", parse_scalar(count)) for count in options.listed(slots)] or [first_recipe.slots]
 
     from vase_cli.bench.cells import make_steps
     from vase_cli.bench.records import Bench
 
-    bench_steps = make_steps(compared[0][0].window, warmup, steps)
+    bench_steps = make_steps(first_recipe.window, warmup, steps)
     cells = _cells(compared, bench_steps, counts, lengths, texts=bool(text), random=shape is not None)
     first = cells[0].assembly
     memory_bytes = None if memory is None else int(memory * 2**30)
@@ -99,9 +100,9 @@ def _compared(
         if all(recipe.method != "full" for recipe, _ in compared):
             only_full = dataclasses.replace(overrides, methods=["full"], budgets=None)
             compared += only_full.compared({**changes, "method_options": None})
-        compared.sort(key=lambda pair: pair[0].method != "full")
+        compared.sort(key=lambda resolved: resolved.recipe.method != "full")
     unlimited = partial(dataclasses.replace, max_new_tokens=None, max_total_tokens=None)  # limits are for tasks
-    return [(unlimited(recipe), entry) for recipe, entry in compared]
+    return [Resolved(unlimited(recipe), entry) for recipe, entry in compared]
 
 
 def _cells(

@@ -49,7 +49,7 @@ def evaluate(
     changes = overrides.changes(samples=samples, limit=limit)  # first: `-o n_large 64` looks like a task named 64
     named = resolve_tasks(tasks, grader) if tasks else []
     compared = overrides.with_recipe(lambda: _default_recipe(tasks, overrides)).compared(changes)
-    named = named or resolve_tasks(compared[0][0].tasks, grader)
+    named = named or resolve_tasks(compared[0].recipe.tasks, grader)
     _check_sources(named, data)
 
     from vase_cli.cli.progress import EvalProgress

@@ -35,8 +35,9 @@ def list_recipes(as_json: AsJson = False, zoo: ZooFolder = None, recipes: Recipe
 @app.command("show")
 def show_recipe(name: _Name, as_json: AsJson = False, zoo: ZooFolder = None, recipes: RecipesFolder = None) -> None:
     """Every value that a run of the recipe has, and where it comes from."""
-    recipe, _, notes = Catalog.open(zoo=zoo, recipes=recipes).resolve(name, {})
-    print_notes(notes)
+    catalog = Catalog.open(zoo=zoo, recipes=recipes)
+    recipe, entry = catalog.resolve(name, {})
+    print_notes(catalog.notes(name, entry))
     if as_json:
         print_json(dataclasses.asdict(recipe))
     else:
@@ -59,7 +60,7 @@ def copy_recipe(
 
 
 def _resolved(catalog: Catalog, file: CatalogFile) -> Recipe:
-    return catalog.resolve(str(file.path), {})[0]
+    return catalog.resolve(str(file.path), {}).recipe
 
 
 def _check(recipe: Recipe) -> None:

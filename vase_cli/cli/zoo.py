@@ -39,7 +39,7 @@ def show_entry(name: _ModelName, as_json: AsJson = False, zoo: ZooFolder = None)
     """Every fact of a model, and the line of the file that states it."""
     catalog = Catalog.open(zoo=zoo)
     entry = catalog.find_model(name)
-    print_notes(catalog.find("zoo", entry.name).notes if entry.source is not None else [])
+    print_notes(catalog.notes(None, entry))
     facts = None if entry.thresholds is None else read_facts(Path(entry.thresholds))
     if as_json:
         print_json(dataclasses.asdict(entry) | ({} if facts is None else {"threshold_facts": facts.shown()}))

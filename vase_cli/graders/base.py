@@ -56,10 +56,10 @@ class Grader(ABC):
         part = answer_part(text, thought_open)
         if part is None:
             return Grade("no_answer", None, "", "the thought was never closed")
-        answer = extract(part, fallbacks)
-        if answer is None:
+        extracted = extract(part, fallbacks)
+        if extracted is None:
             return Grade("no_answer", None, "")
-        prediction, rule = answer
+        prediction, rule = extracted
         as_text = len(prediction) > MAX_ANSWER_CHARS
         try:
             correct = prediction == gold.strip() if as_text else self.judge(target, prediction)
