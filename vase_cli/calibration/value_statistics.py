@@ -33,8 +33,8 @@ def statistics_of(values: Tensor) -> Tensor:
     values = values.float()
     value_range = values.amax(dim=-1) - values.amin(dim=-1)
     norm = torch.linalg.vector_norm(values, dim=-1)
-    centred = values - values.mean(dim=-1, keepdim=True)
-    variance = torch.linalg.vector_norm(centred, dim=-1).square() / values.shape[-1]
+    centered = values - values.mean(dim=-1, keepdim=True)
+    variance = torch.linalg.vector_norm(centered, dim=-1).square() / values.shape[-1]
     return torch.stack((value_range, norm, variance))
 
 
@@ -74,7 +74,7 @@ class ValueStatistics:
             "position_sums": torch.zeros((layers, heads, FIRST_POSITIONS), dtype=torch.int64, device=device),
             "position_counts": torch.zeros(FIRST_POSITIONS, dtype=torch.int64, device=device),
         }
-        self._example: tuple[tuple[bool, int], Tensor] | None = None
+        self._example: dict[str, Tensor] = {}  # its ranges, and whether it was cut short, with its number
 
     @property
     def most_bytes(self) -> int:
@@ -105,7 +105,7 @@ class ValueStatistics:
         most = max(1, self._chunk_elements // (4 * len(METRICS) * layers * heads))
         _require_finite(values, step)
         keys = hashed(torch.full((tokens,), key, dtype=torch.int64), torch.arange(tokens))
-        rank = (not whole, number)
+        rank = [int(not whole), number]
         example: list[Tensor] = []
         for segment, start, end in _spans(prompt_tokens, tokens, most):
             parts = torch.split(values[:, start:end], step, dim=1)
@@ -116,10 +116,10 @@ class ValueStatistics:
             if segment == "first":
                 self._totals["position_sums"][..., start:end] += (ranges.double() * _FIXED_POINT).round().long()
                 self._totals["position_counts"][start:end] += 1
-            if start < EXAMPLE_TOKENS and (self._example is None or rank < self._example[0]):
+            if start < EXAMPLE_TOKENS and (not self._example or rank < self._example["example_rank"].tolist()):
                 example.append(ranges[..., : EXAMPLE_TOKENS - start].cpu())
         if example:
-            self._example = (rank, torch.cat(example, dim=-1))
+            self._example = {"example": torch.cat(example, dim=-1), "example_rank": torch.tensor(rank)}
 
     def rest(self) -> TokenSample:
         """All tokens but the first 8 positions of each text."""
@@ -143,16 +143,13 @@ class ValueStatistics:
 
     def example(self) -> tuple[int, Tensor] | None:
         """The number of the example text, and its ranges, (L, H, at most 2048 tokens) float32."""
-        return None if self._example is None else (self._example[0][1], self._example[1])
+        return (int(self._example["example_rank"][1]), self._example["example"]) if self._example else None
 
     def state(self) -> dict[str, Tensor]:
         """All tensors, on the CPU; equal measurements have equal states."""
-        state = {name: total.cpu().clone() for name, total in self._totals.items()}
+        state = {name: tensor.cpu().clone() for name, tensor in (self._totals | self._example).items()}
         for segment, sample in self.samples.items():
             state |= {f"{segment}.{name}": tensor for name, tensor in sample.state().items()}
-        if self._example is not None:
-            (late, number), ranges = self._example
-            state |= {"example": ranges, "example_rank": torch.tensor([int(late), number])}
         return state
 
     def restore(self, path: Path, state: Mapping[str, Tensor]) -> None:
@@ -162,10 +159,8 @@ class ValueStatistics:
             sample.restore(path, {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)})
         try:
             self._totals = {name: state[name].clone().to(self._device) for name in self._totals}
-            if "example" in state:
-                late, number = state["example_rank"].tolist()
-                self._example = ((bool(late), number), state["example"])
-        except (KeyError, ValueError) as error:
+            self._example = {name: state[name] for name in ("example", "example_rank") if "example" in state}
+        except KeyError as error:
             raise DataError(f"{path}: {NOT_ITS_STATE}") from error
 
     def _take_largest(self, ranges: Tensor, number: int, start: int) -> None:

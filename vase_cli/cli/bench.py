@@ -58,11 +58,10 @@ def bench(
         raise ConfigError("--text measures all slots that fit, at the end of a text: leave --slots and --context out")
     if memory is not None and not 0 < memory < 2**20:
         raise ConfigError(f"--memory {memory:g}: must be a number of GiB above 0")
-    if out is not None and (os.path.exists(out) or not out.parent.is_dir()):
-        what = (
-            "is there already; name another file" if os.path.exists(out) else "its folder is not there; make it first"
-        )
-        raise ConfigError(f"--out {out}: {what}")
+    if out is not None and os.path.exists(out):
+        raise ConfigError(f"--out {out}: is there already; name another file")
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: its folder is not there; make it first")
     lengths = _lengths("--text", text) if text else _lengths("--context", context)
     changes = overrides.changes() | _sampling(sampling, overrides)
     compared = _compared(overrides, changes, shape, with_full=bool(text))

@@ -110,8 +110,8 @@ class RunFolder(StoredRun):
                 write_document(path / RUN_FILE, run.model_dump(), ConfigError)
             super().__init__(path)
             self._earlier_sessions = len(self.sessions)
-            if run is not None:
-                _require_same_run(path, self.run, run)
+            for difference in _differences(self.run, run or self.run):
+                raise ConfigError(f"{path} {difference}; move the folder away or choose another output folder")
             self.notes[:0] = _changes(self.run, run or self.run)
             self._mend()
             self._lock = lock.pop_all()
@@ -238,20 +238,16 @@ def read_sessions(path: Path) -> list[Session]:
     return [session for _, session in lines if session is not None]
 
 
-def _require_same_run(path: Path, stored: Run, run: Run) -> None:
-    """Refuse a folder whose run is of another config or of other problems."""
-    differences = [
-        f"was started with {fact} {getattr(before, fact)!r} of task {before.name}, now it is {getattr(after, fact)!r}"
-        for before, after in zip(stored.tasks, run.tasks, strict=False)
-        for fact in ("name", "version", "problems", "samples")
-        if getattr(before, fact) != getattr(after, fact)
-    ]
-    if len(stored.tasks) != len(run.tasks):
-        differences.append("was started with other tasks")
+def _differences(stored: Run, run: Run) -> Iterator[str]:
+    """Say how a folder's run is not this one, the most telling first."""
     if stored.config_hash != run.config_hash:
-        differences = [f"belongs to another config ({stored.config_hash[:8]}, this one is {run.config_hash[:8]})"]
-    if differences:
-        raise ConfigError(f"{path} {differences[0]}; move the folder away or choose another output folder")
+        yield f"belongs to another config ({stored.config_hash[:8]}, this one is {run.config_hash[:8]})"
+    for before, after in zip(stored.tasks, run.tasks, strict=False):
+        for fact in ("name", "version", "problems", "samples"):
+            if (old := getattr(before, fact)) != (new := getattr(after, fact)):
+                yield f"was started with {fact} {old!r} of task {before.name}, now it is {new!r}"
+    if len(stored.tasks) != len(run.tasks):
+        yield "was started with other tasks"
 
 
 def _changes(stored: Run, new: Run) -> list[str]:
