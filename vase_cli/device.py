@@ -79,7 +79,7 @@ def peak_resident_bytes(status: Path = Path("/proc/self/status")) -> int:
 
 
 def reset_peak_resident_bytes() -> None:
-    """Start the peak anew, where the system can (Linux)."""
+    """Reset the peak, where the system can (Linux)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

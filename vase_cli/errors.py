@@ -1,4 +1,4 @@
-"""Errors that a user can mend, as opposed to bugs.
+"""Errors that a user can fix, as opposed to bugs.
 
 ::
 

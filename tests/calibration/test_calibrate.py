@@ -167,19 +167,19 @@ def test_outliers_lengths_and_the_example_are_those_of_the_texts(
     texts = {text["problem_id"]: text for text in read_jsonl(found.path / "texts.jsonl")}
     ids = {name: [*text["prompt_token_ids"], *text["token_ids"]] for name, text in texts.items()}
     measured = [token for tokens in ids.values() for token in tokens[:-1]]
-    ratios = [one["ratio"] for one in found.facts["outliers"]]
+    ratios = [outlier["ratio"] for outlier in found.facts["outliers"]]
     assert ratios == sorted(ratios, reverse=True)
     assert len(ratios) == 2 * 2 * 8
-    for one in found.facts["outliers"]:
-        tokens, start = ids[one["problem"]], len(texts[one["problem"]]["prompt_token_ids"])
-        assert tokens[one["position"]] == one["token_id"]
-        assert one["text_tokens"] == len(tokens)
-        assert one["place"] == one["position"] / len(tokens)
-        assert one["share"] == measured.count(one["token_id"]) / len(measured)
-        assert one["segment"] == (
-            "first" if one["position"] < 8 else "prompt" if one["position"] < start else "completion"
+    for outlier in found.facts["outliers"]:
+        tokens, start = ids[outlier["problem"]], len(texts[outlier["problem"]]["prompt_token_ids"])
+        assert tokens[outlier["position"]] == outlier["token_id"]
+        assert outlier["text_tokens"] == len(tokens)
+        assert outlier["place"] == outlier["position"] / len(tokens)
+        assert outlier["share"] == measured.count(outlier["token_id"]) / len(measured)
+        assert outlier["segment"] == (
+            "first" if outlier["position"] < 8 else "prompt" if outlier["position"] < start else "completion"
         )
-    assert sum(one["entries"] for one in found.facts["outlier_tokens"]) == 32
+    assert sum(token["entries"] for token in found.facts["outlier_tokens"]) == 32
     lengths = sorted(map(len, ids.values()))
     spread = found.facts["lengths"]["mine"]
     assert (spread["texts"], spread["min"], spread["max"]) == (PROBLEMS, lengths[0], lengths[-1])
@@ -198,10 +198,10 @@ def test_tokens_are_the_same_as_without_calibration(model_folder: Callable[..., 
     found = calibrated(folder, problems, tmp_path / "out")
     assembly = an_assembly(folder)
     part = the_part(assembly, problems)
-    prompts = {one.id: encode_prompt(assembly, one.prompt, raw=False) for one in part.problems.problems}
+    prompts = {problem.id: encode_prompt(assembly, problem.prompt, raw=False) for problem in part.problems.problems}
     engine = assembly.engine(part.part, max_num_seqs=3, longest_prompt_tokens=longest_prompt(part, prompts))
     expected = {
-        one.request.id: list(one.token_ids) for one in engine.generate(r for r, _ in requests_of(part, prompts))
+        text.request.id: list(text.token_ids) for text in engine.generate(r for r, _ in requests_of(part, prompts))
     }
     assert {text["id"]: text["token_ids"] for text in read_jsonl(found.path / "texts.jsonl")} == expected
     assert len({len(tokens) for tokens in expected.values()}) > 1
@@ -446,7 +446,7 @@ def test_memory_does_not_grow_with_the_text():
         statistics = ValueStatistics(2, 3, size=512)
         statistics.add(0, 7, 100, a_text(tokens, 0), whole=True)
         held_by_samples = sum(map(held_bytes, statistics.samples.values()))
-        sizes.append(held_by_samples + sum(one.nbytes for one in statistics.state().values()))
+        sizes.append(held_by_samples + sum(tensor.nbytes for tensor in statistics.state().values()))
         example = statistics.example()
         assert example is not None and example[1].shape == (2, 3, EXAMPLE_TOKENS)
         assert held_by_samples < statistics.most_bytes

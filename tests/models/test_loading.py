@@ -609,4 +609,4 @@ def test_the_weights_digest_names_the_weights_of_a_folder(tmp_path: Path):
     assert len(digests) == 3 and None not in digests
     (first / "README.md").write_text("other files do not count")
     assert weights_digest(ModelEntry("tiny", path=first)) in digests
-    assert weights_digest(ModelEntry("hub", hub_id="organisation/model")) is None
+    assert weights_digest(ModelEntry("hub", hub_id="organization/model")) is None

@@ -45,10 +45,10 @@ def test_weights_come_from_the_seed_alone() -> None:
         list(RandomWeights(300, seed).load(entry(), None, CPU).model.parameters()) for seed in (1, 1, 2)
     )
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
-    matrices = [(one, two) for one, two in zip(first, other, strict=True) if one.dim() > 1]
-    assert not any(torch.equal(one, two) for one, two in matrices)
-    values = torch.cat([one.flatten() for one, _ in matrices])
+    assert all(torch.equal(weight, other_weight) for weight, other_weight in zip(first, again, strict=True))
+    matrices = [pair for pair in zip(first, other, strict=True) if pair[0].dim() > 1]
+    assert not any(torch.equal(weight, other_weight) for weight, other_weight in matrices)
+    values = torch.cat([matrix.flatten() for matrix, _ in matrices])
     assert values.std().item() == pytest.approx(0.02, rel=0.05)
     assert values.mean().abs().item() < 0.001
 

@@ -25,7 +25,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Cell:
-    """One line of the benchmark: model, method and settings, with rows that hold so many tokens of text."""
+    """One line of the benchmark: model, method and settings, and the tokens of text in its rows."""
 
     assembly: Assembly
     part: Part  # budget and limit; the limit leaves room for the steps after ``context``

@@ -55,7 +55,7 @@ def run_loop(engine: Engine, context: int, cached_tokens: Sequence[int], steps: 
             if isinstance(event, Notice):
                 notices.append(event.message)
             if engine.settings.max_num_seqs < len(cached_tokens):
-                raise torch.OutOfMemoryError(notices[-1] if notices else "fewer slots than asked for")
+                raise torch.OutOfMemoryError(notices[-1] if notices else "fewer slots than requested")
             done += isinstance(event, NewTokens)
             if done == steps.warm_up and not started:
                 started = time.perf_counter()
@@ -84,7 +84,7 @@ def prefill_speed(engine: Engine, prompt: tuple[int, ...]) -> float:
 
 
 def step_figures(times: LoopTimes, slots: int, read_bytes: float, bandwidth: float) -> dict[str, float | int]:
-    """Work out the figures of a loop with all slots busy, whose steps read so many bytes each."""
+    """Work out the figures of a loop with all slots busy, whose steps read ``read_bytes`` each."""
     count = len(times.step_ms)
     mean_ms, median_ms = times.loop_ms / count, statistics.median(times.step_ms)
     floor_ms = 1000.0 * read_bytes / bandwidth

@@ -159,7 +159,7 @@ class Bench:
         return 1000.0 * engine.settings.max_num_seqs / statistics.fmean(means_ms)
 
     def _measure_rows(self, cell: Cell, engine: Engine, context: int) -> dict[str, Any]:
-        """Measure steps that begin at so many tokens of text."""
+        """Measure steps that begin at ``context`` tokens of text."""
         slots, window = engine.settings.max_num_seqs, cell.assembly.recipe.window
         spread = [context] * slots if cell.budget is None else staggered(cell.budget, window, slots)
         cached_tokens = [min(tokens, context) for tokens in spread]

@@ -7,7 +7,7 @@
         calibration.safetensors   quantiles, maxima, thresholds
         texts.jsonl               one line for each finished text, its tokens
         state.safetensors         what a run that was stopped goes on from
-        validation.json           accuracy with and without the outliers, where asked for
+        validation.json           accuracy with and without the outliers, of --validate
 
 A text's line is written before a state that counts it, and a line that no state counts is generated again.
 """
@@ -116,7 +116,7 @@ class CalibrationState:
                 yield text
 
     def write_texts(self) -> None:
-        """Write texts.jsonl anew: only the texts that count, in the order of their problems."""
+        """Rewrite texts.jsonl: only the texts that count, in the order of their problems."""
         path = self._folder / TEXTS_FILE
         lines = sorted((text.index, line_of(dict(text))) for text in self.texts())
         if len(lines) < len(self.finished):

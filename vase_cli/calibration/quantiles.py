@@ -2,7 +2,7 @@
 
 Every token has a key, a hash of its text and position, and the sample is the tokens of the smallest keys (bottom-k
 sampling, Cohen and Kaplan, PODC 2007). It depends on the set of tokens alone, never on the order in which they came,
-so parts that were measured apart merge into exactly what the whole would have given. All layers, heads and metrics
+so parts that were measured apart merge into exactly the sample of the whole. All layers, heads and metrics
 share the keys. With n sampled tokens a quantile's rank is off by sqrt(q (1 - q) / n): at most 0.28% at one standard
 deviation for the usual 32,768, and by nothing as long as every token still fits.
 

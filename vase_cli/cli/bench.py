@@ -31,7 +31,7 @@ _SLOTS_HELP = f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}."
 _CONTEXT_HELP = (
     "Tokens of text in every row as the steps begin: 8192, or 8192,32768; twice the largest budget if left out."
 )
-_TEXT_HELP = "Compare with full at equal memory, at the end of texts of so many tokens: 8192,16384,32768."
+_TEXT_HELP = "Compare with full at equal memory, at the end of texts of these lengths in tokens: 8192,32768."
 
 
 @options.with_overrides("think", "system_prompt", "method", "budget", "max_new_tokens", "max_total_tokens", "slots")
@@ -42,9 +42,9 @@ def bench(
     context: Annotated[list[str] | None, _option(help=_CONTEXT_HELP)] = None,
     text: Annotated[list[str] | None, _option(help=_TEXT_HELP)] = None,
     steps: Annotated[int | None, _option(help="Measured steps, at least two windows.")] = None,
-    warmup: Annotated[int | None, _option(help="Steps before them, at least one window.")] = None,
-    prefill: Annotated[int, _option(min=0, help="Tokens of the prompt whose prefill is timed; 0: none.")] = 2048,
-    memory: Annotated[float | None, _option(help="Plan with so many GiB, not with all that is free.")] = None,
+    warmup: Annotated[int | None, _option(help="Warm-up steps before them, at least one window.")] = None,
+    prefill: Annotated[int, _option(min=0, help="Tokens of the prompt whose prefill is timed; 0 skips it.")] = 2048,
+    memory: Annotated[float | None, _option(help="Memory in GiB to plan with, in place of all that is free.")] = None,
     sampling: Annotated[str | None, _option(help="greedy, or model: what the recipe says. Greedy if left out.")] = None,
     out: Annotated[Path | None, _option(help="Also write the JSON lines to this new file.")] = None,
 ) -> None:

@@ -14,11 +14,11 @@ from vase_cli.errors import ConfigError, VaseError
 
 ZooFolder = Annotated[Path | None, typer.Option("--zoo", help="Folder of zoo entries, searched first.")]
 RecipesFolder = Annotated[Path | None, typer.Option("--recipes", help="Folder of recipes, searched first.")]
-Names = Annotated[list[str] | None, typer.Argument(help="Names or .yaml files; all of them if none.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Names or .yaml files; all if none is named.")]
 Destination = Annotated[
     Path | None, typer.Argument(help="Folder, or for one file its new name (.yaml); your own folder if left out.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 
 Load: TypeAlias = Callable[[CatalogFile], Any]
 Row: TypeAlias = Callable[[CatalogFile, Any], Sequence[str]]
@@ -35,7 +35,7 @@ def flatten(record: Any, *skip: str) -> dict[str, Any]:
 
 
 def value_rows(record: Any, skip: str) -> list[tuple[str, str, str]]:
-    """Dotted key, value and origin of every value of a record with ``origins``, less the field ``skip``."""
+    """Dotted key, value and origin of every value of a record with ``origins``, without the field ``skip``."""
     rows = []
     for key, value in flatten(record, skip, "origins").items():
         place = key

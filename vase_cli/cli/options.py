@@ -63,19 +63,21 @@ class Overrides:
     method_options: list[str] | None = _eviction(
         "Option of the method; may be repeated.", "--option", "-o", metavar="KEY=VALUE"
     )
-    window: int | None = _eviction("Tokens between cuts; the last so many always stay.", default=Recipe.window)
-    temperature: float | None = _sampling("0 is greedy.")
-    top_k: int | None = _sampling("0 switches it off.")
-    top_p: float | None = _sampling("1 switches it off.")
-    min_p: float | None = _sampling("0 switches it off.")
-    seed: int | None = _sampling("Of tokens and eviction.", default=Recipe.seed)
+    window: int | None = _eviction(
+        "Tokens between cuts; as many of the most recent tokens always stay.", default=Recipe.window
+    )
+    temperature: float | None = _sampling("Sampling temperature; 0 is greedy.")
+    top_k: int | None = _sampling("Sample among the K most likely tokens; 0 is off.")
+    top_p: float | None = _sampling("Sample among the most likely tokens of this total probability; 1 is off.")
+    min_p: float | None = _sampling("Drop tokens below this share of the best probability; 0 is off.")
+    seed: int | None = _sampling("Seed of sampling and eviction.", default=Recipe.seed)
     max_new_tokens: int | None = _sampling("Limit on generated tokens.")
     max_total_tokens: int | None = _sampling("Limit on prompt and generated tokens.")
     slots: str | None = _machine(f"Sequences at a time; {AUTO_SLOTS}.", default=Recipe.slots)
     dtype: str | None = _machine("bfloat16, float16, float32; auto is float32 on a CPU.")
     attention: str | None = _machine("auto, flash_attention_2, triton or sdpa.")
     compile: str | None = _machine(
-        "torch.compile of decode steps: on, off; auto is for long runs of families without kernels of ours."
+        "torch.compile of decode steps: on, off; auto compiles long runs of models without fused kernels."
     )
     device: str | None = _machine("auto, cpu, cuda, cuda:N or mps; auto is CUDA where there is one, else the CPU.")
 

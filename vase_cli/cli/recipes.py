@@ -46,7 +46,7 @@ def show_recipe(name: _Name, as_json: AsJson = False, zoo: ZooFolder = None, rec
 
 @app.command("validate")
 def validate_recipes(names: Names = None, zoo: ZooFolder = None, recipes: RecipesFolder = None) -> None:
-    """Check recipes with their model, method options, tasks and budgets; exit code 2 if any is wrong."""
+    """Check recipes with their model, method options, tasks and budgets; the exit code is 2 if any is wrong."""
     catalog = Catalog.open(zoo=zoo, recipes=recipes)
     catalog_files.validate(catalog, "recipes", names or [], lambda file: _check(_resolved(catalog, file)))
 
@@ -64,7 +64,7 @@ def _resolved(catalog: Catalog, file: CatalogFile) -> Recipe:
 
 
 def _check(recipe: Recipe) -> None:
-    """Check what a run checks before it loads the model, less files of problems, which may be elsewhere."""
+    """Check what a run checks before it loads the model, except problem files, which may be elsewhere."""
     from vase_cli.tasks.base import resolve_tasks
 
     method = make_method(recipe)

@@ -112,7 +112,7 @@ def _read_file(path: Path) -> list[str]:
             try:
                 prompts.append(row.fields().text(("prompt", *QUESTION)))
             except RowError as error:
-                raise DataError(f"{row.where}: {error}; mend or remove the line") from error
+                raise DataError(f"{row.where}: {error}; fix or remove the line") from error
     else:
         try:
             content = path.read_bytes()

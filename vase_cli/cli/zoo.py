@@ -55,7 +55,7 @@ def show_entry(name: _ModelName, as_json: AsJson = False, zoo: ZooFolder = None)
 
 @app.command("validate")
 def validate_entries(names: Names = None, zoo: ZooFolder = None) -> None:
-    """Check zoo files; exit code 2 if any is wrong, a line for each."""
+    """Check zoo entries, one line each; the exit code is 2 if any is wrong."""
     catalog_files.validate(Catalog.open(zoo=zoo), "zoo", names or [], lambda file: _thresholds(_load(file)))
 
 

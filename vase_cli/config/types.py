@@ -164,7 +164,7 @@ def needs(key: str, hint: str) -> BeforeValidator:
 
 
 def _text(value: Any) -> Any:
-    """Text less the blanks around it; not empty. ``1e10`` is text here, not a number."""
+    """Text without the blanks around it; not empty. ``1e10`` is text here, not a number."""
     if not isinstance(value, str):
         return _scalar(value)
     if not value.strip():
@@ -209,5 +209,5 @@ Method = Annotated[str, _STRICT, _registered("eviction")]
 Attention = Annotated[str, _STRICT, _registered("attention", "auto")]
 _DEVICE, _HUB_ID = (Field(strict=True, pattern=text) for text in ("^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$", HUB_ID))
 Device = Annotated[str, _DEVICE, kind("text", "a device; write auto, cpu, cuda, cuda:0 or mps")]
-HubId = Annotated[str, _HUB_ID, kind("text", "a hub id; write organisation/name")]
+HubId = Annotated[str, _HUB_ID, kind("text", "a hub id; write organization/name")]
 DType = Literal["auto", "bfloat16", "float16", "float32"]

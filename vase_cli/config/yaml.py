@@ -134,7 +134,7 @@ def _build(node: yaml.Node, place: Place, lines: dict[Place, int]) -> Any:
         if not isinstance(key_node, yaml.ScalarNode):
             problem = "a key must be a single word; quote it if it is text"
         elif key in values:
-            problem = f"{key}: given twice, first in line {lines[*place, key]}; keep one"
+            problem = f"{key}: duplicate key, first in line {lines[*place, key]}; keep one"
         elif key == "<<":
             problem = _named((*place, key), "merge keys are not used here; write the keys out")
         if problem:
@@ -160,7 +160,7 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
 
 
 def parse_scalar(text: str) -> Scalar:
-    """Unquoted text as YAML 1.2's core schema reads it, less octal, hexadecimal, inf and nan: those stay text.
+    """Unquoted text as YAML 1.2's core schema reads it, except octal, hexadecimal, inf and nan, which stay text.
 
     A number with a leading zero (``010``) stays text too: it reads as two different numbers in YAML 1.1 and 1.2.
     """

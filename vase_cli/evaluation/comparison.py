@@ -36,7 +36,7 @@ class FinishedRun:
     path: Path | None = None
 
     def against(self, full: "FinishedRun | None", task: str) -> Estimate:
-        """Accuracy in a task less that of ``full``; no difference without it, or if this is it."""
+        """Accuracy in a task minus that of ``full``; no difference without ``full`` or for that run itself."""
         if full is None or full is self:
             return Estimate(None, None, 0)
         return paired_difference(self._scores(task), full._scores(task))
@@ -50,7 +50,7 @@ class FinishedRun:
 
 
 def comparison_tables(runs: Sequence[FinishedRun]) -> list[Table]:
-    """A table for each task, one row for each run in the order given; how to read them is under the last."""
+    """A table for each task, one row for each run, in their order; the last has a note on how to read them."""
     full = next((run for run in runs if all(budget is None for budget in run.budgets.values())), None)
     tasks = list(runs[0].budgets)
     return [

@@ -248,7 +248,7 @@ def _validation(runs: Sequence[Mapping[str, Any]]) -> Picture:
 def _note(
     axes: "Axes", place: tuple[float, float], text: str, color: str, *, within: Any = "data", away: float = 7
 ) -> None:
-    """A text beside a place of an axes, over what is drawn there."""
+    """Write a text beside a place of an axes, over what is drawn there."""
     axes.annotate(
         text, place, (away, 0), xycoords=within, textcoords="offset points", color=INK[color], size=11,
         ha="left" if away > 0 else "right", va="center",

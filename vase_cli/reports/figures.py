@@ -120,7 +120,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def log_scale(axes: "Axes", values: Iterable[float], pixels: float) -> None:
-    """Make the y axis, of so many pixels, logarithmic for these values, with 0 at its foot where one is 0."""
+    """Make the y axis, ``pixels`` high, logarithmic for these values, with 0 at its foot if one of them is 0."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     values = [*values]

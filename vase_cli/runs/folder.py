@@ -113,7 +113,7 @@ class RunFolder(StoredRun):
             for difference in _differences(self.run, run or self.run):
                 raise ConfigError(f"{path} {difference}; move the folder away or choose another output folder")
             self.notes[:0] = _changes(self.run, run or self.run)
-            self._mend()
+            self._repair()
             self._lock = lock.pop_all()
 
     def append(self, sample: Sample) -> None:
@@ -192,7 +192,7 @@ class RunFolder(StoredRun):
         with contextlib.suppress(VaseError) if kind is not None else contextlib.nullcontext():
             self.close()
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Cut off what follows the last whole line, and write that line's newline if it lacks one."""
         path = self.path / COMPLETIONS_FILE
         with file_access("write", path, ConfigError):

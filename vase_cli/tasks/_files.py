@@ -55,7 +55,7 @@ def find_data(task: str, data: Path | None) -> Path | None:
 
 
 def missing_file(origin: str, path: Path) -> str:
-    """The message for a file that is not there: the nearest name beside it."""
+    """The message for a file that is not there, with the nearest name in its folder."""
     try:
         close = nearest(path.name, _problem_files(path.parent))
     except OSError:

@@ -78,8 +78,8 @@ class Task:
     ) -> ProblemSet:
         """The problems, in the order of their source: ``data``, else ``$VASE_DATA``, else the generator or the hub.
 
-        ``seed`` draws the order of options where there are any. ``limit`` keeps the first so many usable
-        rows; the whole source is checked all the same.
+        ``seed`` draws the order of options where there are any. ``limit`` is the number of first usable rows
+        to keep; the whole source is checked all the same.
 
         Raises:
             ConfigError: ``limit`` below 1.
@@ -101,7 +101,7 @@ class Task:
         problems, faults = self.parse(rows, seed=seed)
         if faults and not skip_bad_rows:
             more = f" (and {len(faults) - 1:,} more bad rows)" if len(faults) > 1 else ""
-            raise DataError(f"{faults[0]}{more}; mend it, or leave such rows out with --skip-bad-rows")
+            raise DataError(f"{faults[0]}{more}; fix it, or skip such rows with --skip-bad-rows")
         if not problems:
             why = f"all {len(faults):,} rows are bad, the first: {faults[0]}" if faults else "it holds no rows"
             raise DataError(f"no usable problem in {source}: {why}")
