@@ -82,7 +82,7 @@ def _task_part(assembly: "Assembly", prompts: list[str], source: str) -> "TaskPa
     task = Task("prompts", "prompts of the user", hub=(), count=None, license="", url="", grader="", samples=1)
     problems = tuple(Problem(str(index), prompt, "") for index, prompt in enumerate(prompts))
     part = assembly.part(None, max_new_tokens=None, max_total_tokens=task.max_total_tokens)
-    return TaskPart(task, ProblemSet(task.name, problems, source), 1, part)
+    return TaskPart(task, ProblemSet(problems, source), 1, part)
 
 
 def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:

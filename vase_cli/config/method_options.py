@@ -34,30 +34,6 @@ def option_types(method: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(method)}
 
 
-def coerce_options(
-    fields: Mapping[str, Any], options: Options, where: str | Mapping[str, str], method: str = "the method"
-) -> dict[str, Scalar]:
-    """Check options against a method's :func:`option_types`; only a whole number is converted, to ``float``.
-
-    ``where`` is the origin of each option, or of all; ``method`` is the name for messages.
-
-    Raises:
-        ConfigError: an option that the method does not have, or of another type.
-    """
-    coerced = {}
-    for key, value in options.items():
-        origin = where if isinstance(where, str) else where.get(key, "method options")
-        place = f"-o {key}" if origin == COMMAND_LINE else f"{origin}: {key}"
-        if key not in fields:
-            hint = did_you_mean(key, fields) if fields else "it has none"
-            raise ConfigError(f"{place}: unknown option of {method}; {hint}")
-        try:
-            coerced[key] = _coerce(fields[key], value)
-        except ValueError as error:
-            raise ConfigError(f"{place}: {error}") from None
-    return coerced
-
-
 def make_method(recipe: "Recipe") -> Any:
     """The recipe's method with its options; imports the method's module, and with it torch.
 
@@ -65,8 +41,18 @@ def make_method(recipe: "Recipe") -> Any:
         ConfigError: an option that the method does not have, or of another type.
     """
     method = plugins.load("eviction", recipe.method)
-    where = {key: recipe.origins.get(f"method_options.{key}", recipe.name) for key in recipe.method_options}
-    return method(**coerce_options(option_types(method), recipe.method_options, where, recipe.method))
+    types, options = option_types(method), {}
+    for key, value in recipe.method_options.items():
+        origin = recipe.origins.get(f"method_options.{key}", recipe.name)
+        place = f"-o {key}" if origin == COMMAND_LINE else f"{origin}: {key}"
+        if key not in types:
+            hint = did_you_mean(key, types) if types else "it has none"
+            raise ConfigError(f"{place}: unknown option of {recipe.method}; {hint}")
+        try:
+            options[key] = _coerce(types[key], value)
+        except ValueError as error:
+            raise ConfigError(f"{place}: {error}") from None
+    return method(**options)
 
 
 def share_out(methods: Sequence[str], options: Options) -> tuple[dict[str, dict[str, Scalar]], list[str]]:
@@ -90,6 +76,7 @@ def share_out(methods: Sequence[str], options: Options) -> tuple[dict[str, dict[
 
 
 def _coerce(annotation: Any, value: Scalar) -> Scalar:
+    """Check a value against an annotation; only a whole number is converted, to ``float``."""
     arguments = get_args(annotation)
     if get_origin(annotation) is Literal:
         if value not in arguments:

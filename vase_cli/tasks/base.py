@@ -39,7 +39,6 @@ class Problem:
 class ProblemSet:
     """A task's problems."""
 
-    task: str
     problems: tuple[Problem, ...]
     source: str
     skipped_rows: tuple[str, ...] = ()  # a message for each
@@ -91,7 +90,7 @@ class Task:
         if path is not None:
             source, rows = str(path), list(read_rows(path))
         elif self.generate is not None:
-            return ProblemSet(self.name, tuple(self.generate())[:limit], f"generated (version {self.version})")
+            return ProblemSet(tuple(self.generate())[:limit], f"generated (version {self.version})")
         else:
             source = "hub " + " + ".join(map(str, self.hub))
             rows = [row for part in self.hub for row in read_hub(self.name, part, gated=self.gated)]
@@ -107,7 +106,7 @@ class Task:
             raise DataError(f"no usable problem in {source}: {why}")
         if path is not None and self.count is not None and len(problems) != self.count:
             source += f" ({len(problems):,} problems; the whole {self.name} has {self.count:,})"
-        return ProblemSet(self.name, tuple(problems[:limit]), source, tuple(faults))
+        return ProblemSet(tuple(problems[:limit]), source, tuple(faults))
 
     def parse(self, rows: Iterable[Row], *, seed: int) -> tuple[list[Problem], list[str]]:
         """Problems of the usable rows, and a message for each other row: where it is and what is wrong."""
