@@ -93,6 +93,7 @@ class RunFolder(StoredRun):
             DataError: a file in it is broken, other than a cut last line.
         """
         self._completions: FileIO | None = None
+        self._measured: Mapping[str, Any] | None = None  # by this process, and not yet closed
         self._started_at, self._started, self._process = now(), time.monotonic(), os.getpid()
         if run is None:
             _require_run_folder(path)
@@ -167,8 +168,8 @@ class RunFolder(StoredRun):
 
         Called every few samples, so that a kill loses little.
         """
-        own: dict[str, Any] = {"host": socket.gethostname(), "pid": self._process, "started_at": self._started_at}
-        self._write_session(Session(**own, **self._so_far(closed=False), **measured), durable=False)
+        self._write_session(measured, closed=False)
+        self._measured = measured
 
     def write_summary(self, summary: Summary) -> None:
         """Write summary.json in one step."""
@@ -180,9 +181,9 @@ class RunFolder(StoredRun):
             return
         with self._lock:
             self._close_completions()
-            for session in self.sessions[self._earlier_sessions :]:
-                if not session.closed:
-                    self._write_session(session.model_copy(update=self._so_far(closed=True)), durable=True)
+            if self._measured is not None:
+                self._write_session(self._measured, closed=True)
+                self._measured = None
 
     def __enter__(self) -> Self:
         return self
@@ -203,12 +204,12 @@ class RunFolder(StoredRun):
                     file.flush()
                     os.fsync(file.fileno())
 
-    def _so_far(self, *, closed: bool) -> dict[str, Any]:
-        return {"updated_at": now(), "closed": closed, "wall_s": round(time.monotonic() - self._started, 3)}
-
-    def _write_session(self, session: Session, *, durable: bool) -> None:
+    def _write_session(self, measured: Mapping[str, Any], *, closed: bool) -> None:
+        own: dict[str, Any] = {"host": socket.gethostname(), "pid": self._process, "started_at": self._started_at}
+        wall_s = round(time.monotonic() - self._started, 3)
+        session = Session(**own, updated_at=now(), closed=closed, wall_s=wall_s, **measured)
         self.sessions[self._earlier_sessions :] = [session]
-        self._write_lines(SESSIONS_FILE, self.sessions, durable=durable)
+        self._write_lines(SESSIONS_FILE, self.sessions, durable=closed)
 
     def _write_lines(self, name: str, records: Iterable[Record], *, durable: bool = True) -> None:
         write_file(self.path / name, b"".join(line_of(dict(record)) for record in records), durable=durable)
