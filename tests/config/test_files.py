@@ -134,7 +134,8 @@ def test_files_that_are_no_recipe(write: Write, content: bytes, message: str) ->
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
-    assert "cannot be read: No such file" in refusal(load_recipe, tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match=r"^cannot read .*none\.yaml: No such file or directory$"):
+        load_recipe(tmp_path / "none.yaml", "mine")
     assert "is a folder" in refusal(load_recipe, tmp_path)
 
 

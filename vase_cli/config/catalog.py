@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from vase_cli.config.resolve import load_entry, load_recipe, resolve_recipe
 from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, RecipeFile, SamplingParams, Thinking
 from vase_cli.config.types import HUB_ID, DType
-from vase_cli.errors import ConfigError, did_you_mean, first_line
+from vase_cli.errors import ConfigError, did_you_mean, file_access, first_line
 
 Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
@@ -177,10 +177,8 @@ def built_in_folder(kind: Kind, package: Path = Path(__file__).parents[1]) -> Pa
 
 def _scan(folder: Path) -> dict[str, Path]:
     paths: dict[str, Path] = {}
-    try:
+    with file_access("list", folder, ConfigError):
         children = sorted(folder.iterdir())
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be listed: {error.strerror}") from None
     for child in children:
         name, path = (child.name, child / "entry.yaml") if child.is_dir() else (child.stem, child)
         if name.startswith(".") or path.suffix != ".yaml" or name.endswith(".thresholds") or not path.is_file():

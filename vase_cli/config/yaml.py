@@ -1,8 +1,8 @@
 """Strict YAML: mappings, lists and scalars with their lines, nothing guessed.
 
 A scalar stays the text that it was written as until the schema's type of its key reads it, so YAML 1.1's surprises
-(``no`` as false, ``010`` as eight, ``4:30`` as a number, dates) cannot happen. Every error is a ``ConfigError`` of the
-form ``file:line: key: what; what to do``.
+(``no`` as false, ``010`` as eight, ``4:30`` as a number, dates) cannot happen. Every error in a file is a
+``ConfigError`` of the form ``file:line: key: what; what to do``.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import yaml
 from yaml.constructor import ConstructorError
 
-from vase_cli.errors import ConfigError, decode_text, did_you_mean
+from vase_cli.errors import ConfigError, decode_text, did_you_mean, file_access
 
 Scalar: TypeAlias = int | float | bool | str
 Place: TypeAlias = tuple[str | int, ...]  # the keys, and for an item of a list its index, that lead to a value
@@ -68,12 +68,10 @@ def read_document(path: Path) -> Document:
     Raises:
         ConfigError: the file cannot be read, is not UTF-8, not YAML, or not one plain mapping.
     """
-    try:
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; name a YAML file in it")
+    with file_access("read", path, ConfigError):
         data = path.read_bytes()
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder; name a YAML file in it") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise ConfigError(f"{path}:1: starts with a byte-order mark; save the file as UTF-8 without one")
     text = decode_text(data, str(path), ConfigError)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vase_cli import plugins
-from vase_cli.errors import DataError, decode_text, first_line, nearest
+from vase_cli.errors import DataError, decode_text, file_access, first_line, nearest
 from vase_cli.tasks._rows import KNOWN_FIELDS, Row, RowError, field_key
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -76,11 +76,10 @@ def read_rows(path: Path) -> Iterator[Row]:
     reader = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
         raise DataError(f"{path}: {UNKNOWN_KIND}")
-    try:
+    if not path.exists():
+        raise DataError(missing_file(str(path), path))
+    with file_access("read", path, DataError):
         raw = path.read_bytes()
-    except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise DataError(missing_file(str(path), path) if missing else f"{path}: {error.strerror or error}") from error
     yield from reader(path, raw.removeprefix(_BOM))
 
 
