@@ -64,7 +64,7 @@ class Overrides:
         "Option of the method; may be repeated.", "--option", "-o", metavar="KEY=VALUE"
     )
     window: int | None = _eviction(
-        "Tokens between cuts; as many of the most recent tokens always stay.", default=Recipe.window
+        "Tokens between cuts, and at the end of the text, which always stay.", default=Recipe.window
     )
     temperature: float | None = _sampling("Sampling temperature; 0 is greedy.")
     top_k: int | None = _sampling("Sample among the K most likely tokens; 0 is off.")

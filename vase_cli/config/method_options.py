@@ -11,6 +11,7 @@ from vase_cli.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from vase_cli.config.schema import Recipe
+    from vase_cli.eviction.base import EvictionPolicy
 
 Options: TypeAlias = Mapping[str, Scalar]
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -28,20 +29,21 @@ def parse_option(text: str) -> tuple[str, Scalar]:
     return key.replace("-", "_"), parse_scalar(value)
 
 
-def option_types(method: Any) -> dict[str, Any]:
+def option_types(method: "type[EvictionPolicy]") -> dict[str, Any]:
     """The options of a method class: name -> annotation."""
     hints = get_type_hints(method)
     return {field.name: hints[field.name] for field in dataclasses.fields(method)}
 
 
-def make_method(recipe: "Recipe") -> Any:
+def make_method(recipe: "Recipe") -> "EvictionPolicy":
     """The recipe's method with its options; imports the method's module, and with it torch.
 
     Raises:
         ConfigError: an option that the method does not have, or of another type.
     """
-    method = plugins.load("eviction", recipe.method)
-    types, options = option_types(method), {}
+    method: type[EvictionPolicy] = plugins.load("eviction", recipe.method)
+    types = option_types(method)
+    options: dict[str, Any] = {}
     for key, value in recipe.method_options.items():
         origin = recipe.origins.get(f"method_options.{key}", recipe.name)
         place = f"-o {key}" if origin == COMMAND_LINE else f"{origin}: {key}"

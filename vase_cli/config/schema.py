@@ -114,9 +114,7 @@ class Recipe:
     budget: types.Budget | None = Field(default=None, description="Tokens per KV head; 4x: a quarter of all.")
     budgets: Mapping[str, types.Budget] = Field(default_factory=dict, description="Budgets of single tasks.")
     dense_tokens: types.Lengths = Field(default_factory=dict, description="Mean tokens of the full cache, per task.")
-    window: types.Tokens = Field(
-        default=64, description="Tokens between cuts; as many of the most recent tokens always stay."
-    )
+    window: types.Tokens = Field(default=64, description="Tokens between cuts, and at the end, which always stay.")
     tasks: Annotated[tuple[types.Text, ...], types.NotEmpty] = Field(default=(), description="Tasks or problem files.")
     samples: types.Samples | None = Field(default=None, description="Samples per problem; the task's own if none.")
     seed: types.Seed = Field(default=0, description="Of tokens and eviction.")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_ar
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, ValidationError, WrapValidator
+from pydantic_core import ErrorDetails
 
 from vase_cli import plugins
 from vase_cli.config.budget import Ratio, parse_budget
@@ -94,11 +95,11 @@ def _explain(refusal: ValidationError, model: Any) -> tuple[Place, str]:
     return place, _message(error)
 
 
-def _choices(error: Any) -> list[str]:
+def _choices(error: ErrorDetails) -> list[str]:
     return re.findall(r"'([^']*)'", error["ctx"]["expected"])
 
 
-def _message(error: Any, kind: str = "text", outside: str = "") -> str:
+def _message(error: ErrorDetails, kind: str = "text", outside: str = "") -> str:
     """The message for one error of pydantic's: a value is not of a ``kind``, or ``outside`` a range or a pattern."""
     value, context = error["input"], error.get("ctx", {})
     match error["type"]:

@@ -142,7 +142,7 @@ def _build(node: yaml.Node, place: Place, lines: dict[Place, int]) -> Any:
     return values
 
 
-def _line(mark: Any) -> int:
+def _line(mark: yaml.Mark | None) -> int:
     return mark.line + 1 if mark else 1
 
 
