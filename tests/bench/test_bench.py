@@ -101,8 +101,8 @@ def test_a_text_too_short_or_too_long_is_refused() -> None:
 
 def test_a_ratio_is_a_share_of_the_text() -> None:
     assembly = make_assembly(budget="4x")
-    assert make_cell(assembly, 2, 160, STEPS).budget == 40
-    assert make_text_cell(assembly, 320).budget == 80
+    assert make_cell(assembly, 2, 160, STEPS).part.budget_tokens == 40
+    assert make_text_cell(assembly, 320).part.budget_tokens == 80
 
 
 # --- rows: staggered, and counted right -------------------------------------------------------------------

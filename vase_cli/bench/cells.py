@@ -33,14 +33,9 @@ class Cell:
     context: int  # text tokens of every row when the steps begin
     text: int | None = None  # tokens of the whole text, of which the steps are the end; None where the text goes on
 
-    @property
-    def budget(self) -> int | None:
-        """Tokens kept at a cut; None for a method that does not evict."""
-        return self.part.budget_tokens
-
     def title(self) -> str:
         """The cell in a few words."""
-        budget = "" if self.budget is None else f", budget {self.budget:,}"
+        budget = "" if self.part.budget is None else f", budget {self.part.budget.tokens:,}"
         slots = f"{self.slots} slots" if self.text is None else "the slots that fit"
         return f"{self.assembly.recipe.method}{budget}, {slots}, text of {self.text or self.context:,} tokens"
 

@@ -146,10 +146,6 @@ class TokenSample:
 
 def quantiles(values: Tensor, levels: Sequence[float]) -> Tensor:
     """(Q, ...): along the first dimension of (n, ...), the smallest value that the share of a level does not exceed."""
-    ranks = [rank_of(level, values.shape[0]) for level in levels]
+    count = values.shape[0]
+    ranks = [min(count, max(1, math.ceil(level * count - 1e-9))) - 1 for level in levels]
     return values.sort(dim=0).values[torch.tensor(ranks, device=values.device)]
-
-
-def rank_of(level: float, count: int) -> int:
-    """The index, in rising order, of the smallest of ``count`` values that the share ``level`` does not exceed."""
-    return min(count, max(1, math.ceil(level * count - 1e-9))) - 1
