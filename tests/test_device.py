@@ -9,7 +9,6 @@ import psutil
 import pytest
 import torch
 
-from vase_cli import device
 from vase_cli.device import (
     available_ram_bytes,
     peak_resident_bytes,
@@ -26,41 +25,34 @@ def write_group(folder: Path, **files: str) -> None:
         (folder / name.replace("__", ".")).write_text(text)
 
 
-@pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    names = [(tmp_path / folder.relative_to("/sys/fs/cgroup"), *rest) for folder, *rest in device._CONTROL_GROUPS]
-    monkeypatch.setattr(device, "_CONTROL_GROUPS", tuple(names))
-    return tmp_path
-
-
-def test_free_memory_is_the_systems_where_nothing_limits_it(groups: Path):
-    free = available_ram_bytes()
+def test_free_memory_is_the_systems_where_nothing_limits_it(tmp_path: Path):
+    free = available_ram_bytes(tmp_path)
     assert 2**26 < free < 2**45
-    write_group(groups, memory__max="max\n", memory__current="123456\n")
-    assert available_ram_bytes() == pytest.approx(free, rel=0.3)
-    write_group(groups, memory__max=f"{2**60}\n")
-    assert available_ram_bytes() == pytest.approx(free, rel=0.3)
+    write_group(tmp_path, memory__max="max\n", memory__current="123456\n")
+    assert available_ram_bytes(tmp_path) == pytest.approx(free, rel=0.3)
+    write_group(tmp_path, memory__max=f"{2**60}\n")
+    assert available_ram_bytes(tmp_path) == pytest.approx(free, rel=0.3)
 
 
-def test_a_containers_limit_counts_less_what_is_used_but_not_files_pages(groups: Path):
-    write_group(groups, memory__max="60000000\n", memory__current="50000000\n")
-    assert available_ram_bytes() == 10_000_000
-    write_group(groups, memory__stat="anon 20000000\nfile 30000000\ninactive_file 25000000\n")
-    assert available_ram_bytes() == 35_000_000
-    write_group(groups, memory__current="99000000\n", memory__stat="inactive_file 0\n")
-    assert available_ram_bytes() == 0
+def test_a_containers_limit_counts_less_what_is_used_but_not_files_pages(tmp_path: Path):
+    write_group(tmp_path, memory__max="60000000\n", memory__current="50000000\n")
+    assert available_ram_bytes(tmp_path) == 10_000_000
+    write_group(tmp_path, memory__stat="anon 20000000\nfile 30000000\ninactive_file 25000000\n")
+    assert available_ram_bytes(tmp_path) == 35_000_000
+    write_group(tmp_path, memory__current="99000000\n", memory__stat="inactive_file 0\n")
+    assert available_ram_bytes(tmp_path) == 0
 
 
-def test_the_limit_of_a_version_1_group_counts_too(groups: Path):
+def test_the_limit_of_a_version_1_group_counts_too(tmp_path: Path):
     write_group(
-        groups / "memory",
+        tmp_path / "memory",
         memory__limit_in_bytes="60000000\n",
         memory__usage_in_bytes="50000000\n",
         memory__stat="inactive_file 1\ntotal_inactive_file 5000000\n",
     )
-    assert available_ram_bytes() == 15_000_000
-    write_group(groups / "memory", memory__limit_in_bytes="9223372036854771712\n")
-    assert available_ram_bytes() > 2**26
+    assert available_ram_bytes(tmp_path) == 15_000_000
+    write_group(tmp_path / "memory", memory__limit_in_bytes="9223372036854771712\n")
+    assert available_ram_bytes(tmp_path) > 2**26
 
 
 def test_resident_memory_grows_with_what_is_held():
@@ -81,14 +73,14 @@ def test_the_peak_counts_from_its_reset():
     assert peak_resident_bytes() >= resident_bytes() - 2**20
 
 
-def test_the_peak_of_a_system_without_proc_is_what_the_system_counts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(device, "_lines", lambda path: [])
-    assert peak_resident_bytes() >= resident_bytes() - 2**20
+def test_the_peak_of_a_system_without_proc_is_what_the_system_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    status = tmp_path / "not there"
+    assert peak_resident_bytes(status) >= resident_bytes() - 2**20
     monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
-    assert peak_resident_bytes() == pytest.approx(resident_bytes(), rel=0.1)
+    assert peak_resident_bytes(status) == pytest.approx(resident_bytes(), rel=0.1)
     memory = SimpleNamespace(rss=1, peak_wset=2)
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(memory_info=lambda: memory))
-    assert peak_resident_bytes() == 2
+    assert peak_resident_bytes(status) == 2
 
 
 @pytest.mark.parametrize("mps", [False, True])

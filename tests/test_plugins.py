@@ -50,7 +50,7 @@ class SameText(Grader):
     policies = ()
 
     def judge(self, answer, extracted):
-        return ("correct" if extracted == answer else "wrong"), ""
+        return extracted == answer
 
 
 class Backend(SDPA):

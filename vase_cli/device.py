@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 _CONTROL_GROUPS = (
-    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
-    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    (".", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 """A container's limit (versions 2 and 1), what is used of it, and what of that are files' pages it can drop."""
 
@@ -42,12 +42,13 @@ def resolve_device(name: str) -> "torch.device":
     return device
 
 
-def available_ram_bytes() -> int:
+def available_ram_bytes(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Memory that this process could still take: the system's, or less where a control group limits it."""
     import psutil
 
     available = int(psutil.virtual_memory().available)
-    for folder, limit_name, used_name, reclaimable_name in _CONTROL_GROUPS:
+    for version, limit_name, used_name, reclaimable_name in _CONTROL_GROUPS:
+        folder = control_groups / version
         limit, used = _lines(folder / limit_name), _lines(folder / used_name)
         if limit and used and limit[0].isdigit():
             fields = dict(line.split() for line in _lines(folder / "memory.stat"))
@@ -62,9 +63,9 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def peak_resident_bytes() -> int:
+def peak_resident_bytes(status: Path = Path("/proc/self/status")) -> int:
     """Most memory of this process that was in RAM: since the last reset on Linux, else since its start."""
-    for line in _lines(Path("/proc/self/status")):
+    for line in _lines(status):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     with contextlib.suppress(ImportError):  # Windows has no such module
@@ -78,7 +79,7 @@ def peak_resident_bytes() -> int:
 
 
 def reset_peak_resident_bytes() -> None:
-    """Start the peak anew, where the system can (Linux)."""
+    """Reset the peak, where the system can (Linux)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -1,4 +1,4 @@
-"""Errors that a user can mend, as opposed to bugs.
+"""Errors that a user can fix, as opposed to bugs.
 
 ::
 
@@ -65,12 +65,16 @@ def first_line(error: BaseException) -> str:
     return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1]).rstrip(".:")
 
 
-def file_error(action: str, path: Path, error: OSError, kind: type[VaseError]) -> VaseError:
-    """The error for a file that cannot be used, of ``kind``; a full disk ends a run, wherever it is met."""
-    reason = error.strerror or str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        kind, reason = RunError, "the disk is full; free some space and run again, finished samples are kept"
-    return kind(f"cannot {action} {path}: {reason}")
+@contextlib.contextmanager
+def file_access(action: str, path: Path, kind: type[VaseError]) -> Iterator[None]:
+    """Turn an OSError into one of ``kind`` for the file that cannot be used; a full disk is a RunError everywhere."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            kind, reason = RunError, "the disk is full; free some space and run again, finished samples are kept"
+        raise kind(f"cannot {action} {path}: {reason}") from error
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Tensors with a few words beside them, in safetensors files."""
+"""Tensors and a little metadata in safetensors files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,31 +6,29 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vase_cli.errors import DataError, file_error
+from vase_cli.errors import DataError, file_access
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The content of a safetensors file: tensors of any device by name, and words for its header."""
+    """The content of a safetensors file: tensors of any device by name, and metadata for its header."""
     from safetensors.torch import save
 
     return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(metadata or {}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, on the CPU, and its words.
+    """Read the tensors of a safetensors file, on the CPU, and the metadata of its header.
 
     Raises:
         DataError: the file is missing, cut, or not of this kind.
     """
     from safetensors import SafetensorError, safe_open
 
+    if not path.exists():
+        raise DataError(f"{path}: no such file; restore it")
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with file_access("read", path, DataError), safe_open(str(path), framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; restore it") from error
-    except OSError as error:
-        raise file_error("read", path, error, DataError) from error
     except SafetensorError as error:
         raise DataError(f"{path}: cut or not a safetensors file ({error}); restore it") from error
 

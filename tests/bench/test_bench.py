@@ -102,8 +102,8 @@ def test_a_text_too_short_or_too_long_is_refused() -> None:
 
 def test_a_ratio_is_a_share_of_the_text() -> None:
     factory = make_factory(budget="4x")
-    assert make_cell(factory, 2, 160, STEPS).budget == 40
-    assert make_text_cell(factory, 320).budget == 80
+    assert make_cell(factory, 2, 160, STEPS).limits.budget_tokens == 40
+    assert make_text_cell(factory, 320).limits.budget_tokens == 80
 
 
 # --- rows: staggered, and counted right -------------------------------------------------------------------
@@ -201,13 +201,14 @@ def test_of_a_mixture_the_experts_within_reach_count(slots: int, experts: int) -
 def test_a_copy_counts_what_it_reads_and_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
 
-    def copy_s(source: torch.Tensor, target: torch.Tensor) -> float:
+    def copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         assert source.data_ptr() != target.data_ptr()
         sizes.append(source.nbytes)
-        return 0.5 if len(sizes) == 3 else 0.75
+        return target
 
-    monkeypatch.setattr(floor, "_copy_s", copy_s)
-    monkeypatch.setitem(floor._COPY_BYTES, "cpu", 2**20)
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    monkeypatch.setattr(floor, "milliseconds", lambda start, end: 500.0 if len(sizes) == 3 else 750.0)
+    monkeypatch.setitem(floor.COPY_BYTES, "cpu", 2**20)
     assert copy_bandwidth(CPU) == 2 * 2**20 / 0.5
     assert set(sizes) == {2**20} and len(sizes) > 3
 

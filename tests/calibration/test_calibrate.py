@@ -12,9 +12,8 @@ from helpers.cli_examples import only_run, poisoned, problem_rows, read_jsonl, w
 from helpers.memory import held_bytes
 from torch import Tensor
 
-from vase_cli.calibration import calibrate as module
 from vase_cli.calibration.calibrate import Calibration, calibrate
-from vase_cli.calibration.folder import read_calibration
+from vase_cli.calibration.folder import CalibrationState, Text, read_calibration
 from vase_cli.calibration.value_statistics import EXAMPLE_TOKENS, LEVELS, METRICS, ValueStatistics, statistics_of
 from vase_cli.config.schema import ModelEntry, Recipe, SamplingParams
 from vase_cli.config.threshold_facts import parse_rule
@@ -169,19 +168,19 @@ def test_outliers_lengths_and_the_example_are_those_of_the_texts(
     texts = {text["problem_id"]: text for text in read_jsonl(found.path / "texts.jsonl")}
     ids = {name: [*text["prompt_token_ids"], *text["token_ids"]] for name, text in texts.items()}
     measured = [token for tokens in ids.values() for token in tokens[:-1]]
-    ratios = [one["ratio"] for one in found.facts["outliers"]]
+    ratios = [outlier["ratio"] for outlier in found.facts["outliers"]]
     assert ratios == sorted(ratios, reverse=True)
     assert len(ratios) == 2 * 2 * 8
-    for one in found.facts["outliers"]:
-        tokens, start = ids[one["problem"]], len(texts[one["problem"]]["prompt_token_ids"])
-        assert tokens[one["position"]] == one["token_id"]
-        assert one["text_tokens"] == len(tokens)
-        assert one["place"] == one["position"] / len(tokens)
-        assert one["share"] == measured.count(one["token_id"]) / len(measured)
-        assert one["segment"] == (
-            "first" if one["position"] < 8 else "prompt" if one["position"] < start else "completion"
+    for outlier in found.facts["outliers"]:
+        tokens, start = ids[outlier["problem"]], len(texts[outlier["problem"]]["prompt_token_ids"])
+        assert tokens[outlier["position"]] == outlier["token_id"]
+        assert outlier["text_tokens"] == len(tokens)
+        assert outlier["place"] == outlier["position"] / len(tokens)
+        assert outlier["share"] == measured.count(outlier["token_id"]) / len(measured)
+        assert outlier["segment"] == (
+            "first" if outlier["position"] < 8 else "prompt" if outlier["position"] < start else "completion"
         )
-    assert sum(one["entries"] for one in found.facts["outlier_tokens"]) == 32
+    assert sum(token["entries"] for token in found.facts["outlier_tokens"]) == 32
     lengths = sorted(map(len, ids.values()))
     spread = found.facts["lengths"]["mine"]
     assert (spread["texts"], spread["min"], spread["max"]) == (PROBLEMS, lengths[0], lengths[-1])
@@ -203,7 +202,7 @@ def test_tokens_are_the_same_as_without_calibration(model_folder: Callable[..., 
     prompts = {problem.id: factory.encode(problem.prompt) for problem in task.problems.problems}
     engine = factory.engine(task.limits, max_num_seqs=3, longest_prompt_tokens=longest_prompt(task, prompts))
     expected = {
-        one.request.id: list(one.token_ids) for one in engine.generate(r for r, _ in requests_of(task, prompts))
+        text.request.id: list(text.token_ids) for text in engine.generate(r for r, _ in requests_of(task, prompts))
     }
     assert {text["id"]: text["token_ids"] for text in read_jsonl(found.path / "texts.jsonl")} == expected
     assert len({len(tokens) for tokens in expected.values()}) > 1
@@ -242,13 +241,17 @@ def test_what_a_kill_leaves_behind_is_measured_once(
     folder = model_folder("qwen3")
     undisturbed = calibrated(folder, problems, tmp_path / "undisturbed", slots=1)
     with monkeypatch.context() as patch:
-        save = module._Recorder.save
-        patch.setattr(module, "_SECONDS_BETWEEN_SAVES", 0.0)
-        patch.setattr(module, "_SAVING_SHARE", math.inf)
-        watcher = Watcher(5)
-        patch.setattr(module._Recorder, "save", lambda self: save(self) if watcher.finished <= saved else None)
+        append, save = CalibrationState.append, CalibrationState.save
+
+        def append_and_save(state: CalibrationState, text: Text) -> None:
+            append(state, text)
+            if len(state.finished) <= saved:
+                save(state)
+
+        patch.setattr(CalibrationState, "append", append_and_save)
+        patch.setattr(CalibrationState, "save", lambda state: None)
         with pytest.raises(KeyboardInterrupt):
-            calibrated(folder, problems, tmp_path / "out", slots=1, watcher=watcher)
+            calibrated(folder, problems, tmp_path / "out", slots=1, watcher=Watcher(5))
     with (only_run(tmp_path / "out") / "texts.jsonl").open("ab") as file:
         file.write(b'{"index": 6, "id": "mi')
     assert len((only_run(tmp_path / "out") / "texts.jsonl").read_bytes().splitlines()) > 5
@@ -264,16 +267,15 @@ def test_an_interrupted_measurement_is_not_counted(
 ):
     folder = model_folder("qwen3")
     undisturbed = calibrated(folder, problems, tmp_path / "undisturbed", slots=1)
-    take = ValueStatistics._take_largest
     calls = iter(range(1000))
 
-    def interrupted(self: ValueStatistics, *arguments: Any) -> None:
+    def interrupted(values: Tensor) -> Tensor:
         if next(calls) == 7:
             raise KeyboardInterrupt
-        take(self, *arguments)
+        return statistics_of(values)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ValueStatistics, "_take_largest", interrupted)
+        patch.setattr("vase_cli.calibration.value_statistics.statistics_of", interrupted)
         with pytest.raises(KeyboardInterrupt):
             calibrated(folder, problems, tmp_path / "out", slots=1)
     same(calibrated(folder, problems, tmp_path / "out", slots=1), undisturbed)
@@ -445,7 +447,7 @@ def test_memory_does_not_grow_with_the_text():
         statistics = ValueStatistics(2, 3, size=512)
         statistics.add(0, 7, 100, a_text(tokens, 0), whole=True)
         held_by_samples = sum(map(held_bytes, statistics.samples.values()))
-        sizes.append(held_by_samples + sum(one.nbytes for one in statistics.state().values()))
+        sizes.append(held_by_samples + sum(tensor.nbytes for tensor in statistics.state().values()))
         example = statistics.example()
         assert example is not None and example[1].shape == (2, 3, EXAMPLE_TOKENS)
         assert held_by_samples < statistics.most_bytes
@@ -463,19 +465,15 @@ def test_a_long_text_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch):
         return statistics_of(values)
 
     monkeypatch.setattr("vase_cli.calibration.value_statistics.statistics_of", watched)
-    monkeypatch.setattr("vase_cli.calibration.value_statistics._CHUNK_ELEMENTS", 2 * 3 * 64 * 8)
-    pieces = ValueStatistics(2, 3, size=200)
+    pieces = ValueStatistics(2, 3, size=200, chunk_elements=2 * 3 * 64 * 8)
     pieces.add(0, 7, 30, text, whole=True)
     assert max(pieces_seen) == 2 * 3 * 64 * 8 and sum(pieces_seen) == text.numel()
     state, expected = pieces.state(), whole.state()
     assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
-def test_a_value_that_is_not_finite_is_named_and_its_text_left_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        "vase_cli.calibration.value_statistics._CHUNK_ELEMENTS", 2 * 3 * 4 * 10
-    )  # the fifth piece of five
-    statistics = ValueStatistics(2, 3)
+def test_a_value_that_is_not_finite_is_named_and_its_text_left_out():
+    statistics = ValueStatistics(2, 3, chunk_elements=2 * 3 * 4 * 10)  # the fifth piece of five
     statistics.add(0, 7, 10, a_text(50, 0), whole=True)
     before = statistics.state()
     bad = a_text(50, 1)

@@ -8,7 +8,7 @@ import torch
 from helpers.memory import held_bytes
 from torch import Tensor
 
-from vase_cli.calibration.quantiles import TokenSample, rank_of
+from vase_cli.calibration.quantiles import TokenSample, quantiles
 from vase_cli.errors import DataError, ModelError
 from vase_cli.randomness import hashed
 from vase_cli.tensor_files import load_tensors, tensor_bytes
@@ -75,7 +75,7 @@ def test_quantiles_are_exact_while_every_token_fits():
     ("level", "count", "rank"), [(0.5, 1, 0), (0.5, 2, 0), (0.5, 3, 1), (0.1, 10, 0), (0.3, 10, 2)]
 )
 def test_a_rank_is_the_smallest_that_the_share_does_not_exceed(level: float, count: int, rank: int):
-    assert rank_of(level, count) == rank
+    assert quantiles(torch.arange(count).flip(0), [level]).tolist() == [rank]
 
 
 def test_order_and_parts_do_not_matter():

@@ -256,7 +256,11 @@ class TestEntries:
         assert (found.shape, found.license, found.thresholds) == (SHAPE, "mit", str(thresholds))
         text = path.read_text()
         assert all(comment in text for comment in ("# A model.", "# How long.", "# The end."))
-        assert sorted(one.name for one in own.iterdir()) == ["m.thresholds.safetensors", "m.thresholds.yaml", "m.yaml"]
+        assert sorted(path.name for path in own.iterdir()) == [
+            "m.thresholds.safetensors",
+            "m.thresholds.yaml",
+            "m.yaml",
+        ]
 
     def test_the_users_own_entry_is_changed_in_place_and_twice_is_once(self, tmp_path: Path):
         entry = self.put(tmp_path / "zoo", "path: .\ndense_tokens:\n  gsm8k: 300\nlicense: mit\n")
@@ -294,7 +298,7 @@ class TestEntries:
         with pytest.raises(ConfigError, match="thresholds: no file"):
             write_entry(entry.source, entry_text(entry, entry.source, "missing.yaml", ("gsm8k", 5.0)))
         assert entry.source.read_text() == "hub_id: a/m\n"
-        assert [one.name for one in (tmp_path / "zoo").iterdir()] == ["m.yaml"]
+        assert [path.name for path in (tmp_path / "zoo").iterdir()] == ["m.yaml"]
 
 
 PROTECTING = ("vase-attnv", "range-topk", "vase-dkv")
@@ -440,7 +444,7 @@ class TestPlan:
             limits = plan.limits(None, max_new_tokens=60, max_total_tokens=200)
             engine = EngineFactory(plan).engine(limits, max_num_seqs=2, longest_prompt_tokens=60)
             requests = [Request(str(number), prompt, str(number)) for number, prompt in enumerate(prompts)]
-            return [one.token_ids for one in sorted(engine.generate(requests), key=lambda one: one.request.id)]
+            return [text.token_ids for text in sorted(engine.generate(requests), key=lambda text: text.request.id)]
 
         low, high = -1.0, 1e30
         all_, sinks = tokens(None, n_large=12), tokens(None, n_large=4)

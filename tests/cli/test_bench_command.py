@@ -285,7 +285,7 @@ def test_texts_are_compared_with_full_at_equal_memory(vase: Shell) -> None:
         over_text = other["text_tokens_per_s"] / full["text_tokens_per_s"]
         assert other["text_gain"] == pytest.approx(over_text, rel=1e-4)
     heading = next(line for line in outcome.err.splitlines() if line.startswith("method"))
-    assert [one for one in TEXT if one not in heading] == []
+    assert [name for name in TEXT if name not in heading] == []
 
 
 def test_full_is_compared_with_though_options_are_for_another_method(vase: Shell) -> None:

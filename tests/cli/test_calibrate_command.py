@@ -189,24 +189,26 @@ def test_validation_compares_five_runs_on_the_same_problems(
     assert all(line.startswith(label) for label, line in zip(labels, lines[start + 1 :], strict=False))
     run = only_run(Path("calibrations"))
     validation = json.loads((run / "validation.json").read_text())
-    assert [one["label"] for one in validation["runs"]] == labels
+    assert [run["label"] for run in validation["runs"]] == labels
     assert (validation["budget"], validation["n_large"], validation["problems"]) == (32, 8, PROBLEMS)
     assert validation["complete"] and validation["task"] == "gsm8k"
     full, *others = validation["runs"]
     assert full["difference"] is None
-    assert all(one["difference"] == pytest.approx(one["accuracy"] - full["accuracy"]) for one in others)
-    assert all(one["samples"] == PROBLEMS for one in validation["runs"])
-    assert all(one["mean_cached_tokens"] < full["mean_cached_tokens"] for one in others)
+    assert all(run["difference"] == pytest.approx(run["accuracy"] - full["accuracy"]) for run in others)
+    assert all(run["samples"] == PROBLEMS for run in validation["runs"])
+    assert all(run["mean_cached_tokens"] < full["mean_cached_tokens"] for run in others)
     configs = [json.loads(path.read_text())["config"] for path in (run / "runs").glob("*/run.json")]
     told = {
-        one["method_options"].get("outliers"): "thresholds" in one for one in configs if one["method"] == "vase-attnv"
+        config["method_options"].get("outliers"): "thresholds" in config
+        for config in configs
+        if config["method"] == "vase-attnv"
     }
     assert told == {"count": False, "threshold": True}
     again = shell("calibrate", *arguments)
     assert again.lines() and again.err.count("6 of 6 samples are stored already") == 6
     measured = {text["id"]: len(text["token_ids"]) for text in read_jsonl(run / "texts.jsonl")}
     (whole,) = [path for path in (run / "runs").iterdir() if "-full-" in path.name]
-    assert measured == {one["id"]: one["completion_tokens"] for one in read_jsonl(whole / "completions.jsonl")}
+    assert measured == {sample["id"]: sample["completion_tokens"] for sample in read_jsonl(whole / "completions.jsonl")}
 
 
 def test_thresholds_without_a_calibration_fall_back_to_the_count_and_say_so(
@@ -228,7 +230,7 @@ def test_a_killed_calibration_goes_on_and_ends_the_same(
 ):
     """SIGKILL at some moment of a process of its own."""
     given = ("calibrate", "--model", model_folder("qwen3"), *SMALL, "--problems", 2 * PROBLEMS)
-    arguments = [str(one) for one in given]
+    arguments = [str(argument) for argument in given]
     shell(*arguments, "--out", OUTS[1]).lines()
     code = (
         "import vase_cli.calibration.calibrate as module, sys\nfrom vase_cli.cli.app import main\n"

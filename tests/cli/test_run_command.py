@@ -237,7 +237,7 @@ def test_a_failure_is_said_again_when_it_is_stored(
         (["--input", "."], ".: is a directory"),
         (["--input", "blank.txt"], "blank.txt holds no prompt: write one a line"),
         (["--input", "latin.txt"], "latin.txt:2: byte 0xe9 is not UTF-8; save the file as UTF-8"),
-        (["--input", "broken.jsonl"], "broken.jsonl:2: no field 'prompt' (or 'question' or 'problem'); mend"),
+        (["--input", "broken.jsonl"], "broken.jsonl:2: no field 'prompt' (or 'question' or 'problem'); fix"),
         (["--input", "text.jsonl"], "text.jsonl:1: invalid JSON at column 1"),
         (["hi" * 40, "--max-total-tokens", "60"], "the prompt has 83 tokens, which leaves nothing of the limit of 60"),
         (

@@ -1,5 +1,6 @@
 """Text as it is made: whole characters in a pipe, a dimmed thought and a live line on a terminal."""
 
+import itertools
 import os
 import random
 import re
@@ -8,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,7 +167,8 @@ def test_a_thought_is_dimmed_and_nothing_else(
 
 
 def test_lines_stay_and_the_live_line_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "_SECONDS_BETWEEN_STATUS", 0.0)
+    clock = itertools.count()  # a second passes at every look
+    monkeypatch.setattr(streaming, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     written = show(monkeypatch, "one\n", "<think>two\nthree", "\nfour</think>\n\n", "five")
     assert re.search(r"\x1b\[7m4 tokens, [\d,.]+ tokens/s, 7/64 cached, 0 cuts, 3\.0 MiB", written)
     assert screen(written).text.rstrip("\n") == "one\n<think>two\nthree\nfour</think>\n\nfive"

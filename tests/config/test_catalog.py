@@ -61,14 +61,16 @@ def test_the_users_folder(home: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_resolve_says_what_is_hidden(home: Path) -> None:
     put(home / "zoo" / "qwen3-8b.yaml", "hub_id: me/mine\n")
-    recipe, entry, notes = Catalog.open().resolve("qwen3-8b", {"seed": 3})
+    catalog = Catalog.open()
+    recipe, entry = catalog.resolve("qwen3-8b", {"seed": 3})
     assert (recipe.model, recipe.seed, entry.hub_id) == ("qwen3-8b", 3, "me/mine")
-    assert [note.partition(":")[0] for note in notes] == ["zoo entry qwen3-8b"]
+    assert [note.partition(":")[0] for note in catalog.notes("qwen3-8b", entry)] == ["zoo entry qwen3-8b"]
 
 
 def test_resolve_without_a_recipe() -> None:
-    recipe, entry, notes = Catalog.open().resolve(None, {"model": "qwen3-14b", "budget": "4x"})
-    assert (recipe.name, recipe.model, recipe.budget, notes) == ("qwen3-14b", "qwen3-14b", "4x", [])
+    recipe, entry = Catalog.open().resolve(None, {"model": "qwen3-14b", "budget": "4x"})
+    assert (recipe.name, recipe.model, recipe.budget) == ("qwen3-14b", "qwen3-14b", "4x")
+    assert Catalog.open().notes(None, entry) == []
     assert recipe.dense_tokens == entry.dense_tokens != {}
     with pytest.raises(ConfigError, match="no recipe and no model"):
         Catalog.open().resolve(None, {})

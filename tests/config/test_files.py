@@ -35,8 +35,8 @@ def refusal(load: Callable[[Path, str], object], path: Path) -> str:
 RECIPE_REFUSALS = {
     "unknown key": ("methd: random", "2: methd: unknown key; did you mean 'method'?"),
     "unknown method": ("method: vase-atnv", "2: method: 'vase-atnv' is not known; did you mean 'vase-attnv'?"),
-    "duplicate key": ("seed: 1\nwindow: 64\nseed: 2", "4: seed: given twice, first in line 2"),
-    "duplicate nested key": ("budgets:\n  gsm8k: 512\n  gsm8k: 256", "4: gsm8k: given twice, first in line 3"),
+    "duplicate key": ("seed: 1\nwindow: 64\nseed: 2", "4: seed: duplicate key, first in line 2"),
+    "duplicate nested key": ("budgets:\n  gsm8k: 512\n  gsm8k: 256", "4: gsm8k: duplicate key, first in line 3"),
     "text for a number": ("seed: seven", "2: seed: must be a whole number, not 'seven'"),
     "quoted number": ('seed: "7"', "2: seed: must be a whole number, not '7'; write 7 without quotes"),
     "fraction": ("window: 64.5", "2: window: must be a whole number of tokens, not 64.5"),
@@ -134,7 +134,8 @@ def test_files_that_are_no_recipe(write: Write, content: bytes, message: str) ->
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
-    assert "cannot be read: No such file" in refusal(load_recipe, tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match=r"^cannot read .*none\.yaml: No such file or directory$"):
+        load_recipe(tmp_path / "none.yaml", "mine")
     assert "is a folder" in refusal(load_recipe, tmp_path)
 
 
@@ -194,7 +195,7 @@ def test_paths_in_a_recipe_start_from_its_file(write: Write, tmp_path: Path) -> 
 ENTRY_REFUSALS = {
     "neither": ("license: mit", "1: needs exactly one of hub_id"),
     "both": ("hub_id: a/b\npath: .", "1: needs exactly one of hub_id"),
-    "hub id": ("hub_id: qwen3", "1: hub_id: 'qwen3' is not a hub id; write organisation/name"),
+    "hub id": ("hub_id: qwen3", "1: hub_id: 'qwen3' is not a hub id; write organization/name"),
     "hub url": ("hub_id: https://huggingface.co/a/b", "1: hub_id: 'https://huggingface.co/a/b' is not a hub id"),
     "no folder": ("path: nowhere", "1: path: no folder "),
     "no thresholds": ("path: .\nthresholds: t.json", "2: thresholds: no file "),

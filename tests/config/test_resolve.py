@@ -1,13 +1,15 @@
 """Precedence of zoo entry, recipe and command line, and where each value says it came from."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from vase_cli.config.method_options import coerce_options, make_method, parse_option
+from vase_cli import plugins
+from vase_cli.config.method_options import make_method, parse_option
 from vase_cli.config.resolve import load_recipe, resolve_recipe
-from vase_cli.config.schema import ModelEntry, RecipeFile, SamplingParams, Thinking
+from vase_cli.config.schema import ModelEntry, Recipe, RecipeFile, SamplingParams, Thinking
 from vase_cli.errors import ConfigError
 
 ENTRY = ModelEntry(
@@ -173,19 +175,32 @@ def test_an_option_needs_key_and_value(text: str) -> None:
         parse_option(text)
 
 
-FIELDS = {"share": float, "count": int | None, "flag": bool, "word": str, "kind": Literal["a", "b"]}
+@dataclasses.dataclass
+class Options:
+    """A method with an option of each type."""
+
+    share: float = 0.5
+    count: int | None = None
+    flag: bool = False
+    word: str = ""
+    kind: Literal["a", "b"] = "a"
 
 
-def test_options_are_coerced() -> None:
-    coerced = coerce_options(FIELDS, {"share": 1, "count": 3, "flag": True, "word": "x", "kind": "a"}, "here")
-    assert coerced == {"share": 1.0, "count": 3, "flag": True, "word": "x", "kind": "a"}
-    assert type(coerced["share"]) is float
+def made(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Options:
+    monkeypatch.setattr(plugins, "load", lambda group, name: Options)
+    return make_method(Recipe("here", model="m", method_options=options))
+
+
+def test_options_are_coerced(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = made(monkeypatch, share=1, count=3, flag=True, word="x", kind="b")
+    assert options == Options(1.0, 3, True, "x", "b")
+    assert type(options.share) is float
 
 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("cuont", 3, "here: cuont: unknown option of the method; did you mean 'count'?"),
+        ("cuont", 3, "here: cuont: unknown option of vase-attnv; did you mean 'count'?"),
         ("count", 1.5, "here: count: must be a whole number, not 1.5"),
         ("count", True, "here: count: must be a whole number, not true"),
         ("count", "010", "here: count: must be a whole number, not '010'; write 10"),
@@ -197,11 +212,10 @@ def test_options_are_coerced() -> None:
         ("kind", "c", "here: kind: 'c' is not known; "),
     ],
 )
-def test_options_of_the_wrong_type(option: str, value: Any, message: str) -> None:
-    for where in ("here", {option: "here"}):
-        with pytest.raises(ConfigError) as caught:
-            coerce_options(FIELDS, {option: value}, where)
-        assert str(caught.value).startswith(message)
+def test_options_of_the_wrong_type(monkeypatch: pytest.MonkeyPatch, option: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(monkeypatch, **{option: value})
+    assert str(caught.value).startswith(message)
 
 
 def test_make_method_names_where_a_bad_option_is_written(file: RecipeFile, tmp_path: Path) -> None:

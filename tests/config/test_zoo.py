@@ -118,6 +118,6 @@ def test_the_papers_budgets() -> None:
     paper = {"gsm8k": 512, "math500": 1024, "gpqa": 2048, "aime25": 4096, "aime26": 4096, "hmmt25": 4096}
     for name in ("qwen3-4b", "qwen3-14b"):
         assert load_entry(ENTRIES[name].path, name).budgets == paper
-        recipe, _, _ = BUILT_IN.resolve(name, {})
+        recipe, _ = BUILT_IN.resolve(name, {})
         assert {task: recipe.budget_for(task) for task in paper} == paper
     assert paper.keys() <= set(plugins.names("tasks"))

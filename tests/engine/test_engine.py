@@ -154,7 +154,7 @@ def test_states_that_are_not_finite_end_one_text_and_name_sequence_and_layer(
         victim = max(requests, key=lambda request: len(clean[request.id]))
         poison = clean[victim.id][6]
     with torch.no_grad():
-        model._model.get_input_embeddings().weight[poison] = value
+        model.model.get_input_embeddings().weight[poison] = value
     reached = {r.id: poison in r.prompt_token_ids or poison in clean[r.id][:-1] for r in requests}
     assert reached[victim.id] and not all(reached.values())
     for completion in make_engine(model, method).generate(requests):

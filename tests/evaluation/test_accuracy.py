@@ -5,27 +5,27 @@ import math
 
 import pytest
 
-from vase_cli.evaluation.accuracy import mean_accuracy_and_standard_error, paired_difference, pass_at_k
+from vase_cli.evaluation.accuracy import mean_accuracy, paired_difference, pass_at_k
 
 
 def test_accuracy_weighs_problems_not_samples() -> None:
     # Three wrong samples of one problem weigh as much as one right sample of another.
-    accuracy, standard_error = mean_accuracy_and_standard_error([[1.0], [0.0, 0.0, 0.0]])
+    accuracy, standard_error, _ = mean_accuracy([[1.0], [0.0, 0.0, 0.0]])
     assert accuracy == 0.5
     # Values 1 and 0: variance with n - 1 is 1/2, over n = 2 is 1/4.
     assert standard_error == pytest.approx(0.5)
 
 
 def test_standard_error_of_four_problems_by_hand() -> None:
-    accuracy, standard_error = mean_accuracy_and_standard_error([[1, 1], [1, 0], [0, 0], [1, 0]])
+    accuracy, standard_error, _ = mean_accuracy([[1, 1], [1, 0], [0, 0], [1, 0]])
     assert accuracy == 0.5
     # Deviations 1/2, 0, -1/2, 0: variance (1/4 + 1/4) / 3, over 4 problems.
     assert standard_error == pytest.approx(math.sqrt(0.5 / 3 / 4))
 
 
 def test_one_problem_has_no_standard_error_and_none_has_no_accuracy() -> None:
-    assert mean_accuracy_and_standard_error([[1, 0, 0, 0]]) == (0.25, None)
-    assert mean_accuracy_and_standard_error([]) == (None, None)
+    assert mean_accuracy([[1, 0, 0, 0]]) == (0.25, None, 1)
+    assert mean_accuracy([]) == (None, None, 0)
 
 
 @pytest.mark.parametrize("samples", range(1, 8))

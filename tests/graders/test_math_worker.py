@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from helpers.graders_cases import box
 
@@ -20,6 +21,8 @@ from vase_cli.graders.math import MathGrader
 TOWER = box("9^{9^{9^9}}")
 HARD = box("a+b")  # equal to b+a, which needs a worker
 
+Pids = Callable[[], list[int]]
+
 
 @pytest.fixture
 def grader() -> Iterator[MathGrader]:
@@ -27,8 +30,12 @@ def grader() -> Iterator[MathGrader]:
         yield made
 
 
-def pids(grader: MathGrader) -> list[int]:
-    return [worker._process.pid for worker in grader._idle]
+@pytest.fixture
+def pids() -> Pids:
+    """The processes that this one has started since, and that live."""
+    this = psutil.Process()
+    before = {child.pid for child in this.children()}
+    return lambda: [child.pid for child in this.children() if child.pid not in before and exists(child.pid)]
 
 
 def exists(pid: int) -> bool:
@@ -48,17 +55,17 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
     return True
 
 
-def test_no_worker_starts_before_it_is_needed(grader: MathGrader) -> None:
+def test_no_worker_starts_before_it_is_needed(grader: MathGrader, pids: Pids) -> None:
     assert grader.grade("1234", box("1,234")).status == "correct"
     assert grader.grade("5", box("6")).status == "wrong"
-    assert pids(grader) == []
+    assert pids() == []
     assert grader.grade("b+a", HARD).status == "correct"
-    assert len(pids(grader)) == 1
+    assert len(pids()) == 1
 
 
-def test_a_timeout_is_an_error_in_bounded_time_and_the_next_answer_is_graded(grader: MathGrader) -> None:
+def test_a_timeout_is_an_error_in_bounded_time_and_the_next_answer_is_graded(grader: MathGrader, pids: Pids) -> None:
     grader.grade("b+a", HARD)
-    (first,) = pids(grader)
+    (first,) = pids()
     grader.timeout_s = 1
     start = time.monotonic()
     grade = grader.grade("5", TOWER)
@@ -71,20 +78,20 @@ def test_a_timeout_is_an_error_in_bounded_time_and_the_next_answer_is_graded(gra
     assert grader.grade("b+a", HARD).status == "correct"
 
 
-def test_an_idle_worker_that_was_killed_is_replaced(grader: MathGrader) -> None:
+def test_an_idle_worker_that_was_killed_is_replaced(grader: MathGrader, pids: Pids) -> None:
     grader.grade("b+a", HARD)
-    (first,) = pids(grader)
+    (first,) = pids()
     os.kill(first, signal.SIGKILL)
     assert wait_until(lambda: not exists(first), 5)
     assert grader.grade("b+a", HARD).status == "correct"
-    (second,) = pids(grader)
+    (second,) = pids()
     assert second != first
 
 
-def test_a_worker_killed_at_work_is_an_error_and_is_replaced() -> None:
+def test_a_worker_killed_at_work_is_an_error_and_is_replaced(pids: Pids) -> None:
     with MathGrader(timeout_s=30) as grader:
         grader.grade("b+a", HARD)
-        (first,) = pids(grader)
+        (first,) = pids()
         killer = threading.Timer(0.5, os.kill, (first, signal.SIGKILL))
         killer.start()
         grade = grader.grade("5", TOWER)
@@ -93,30 +100,30 @@ def test_a_worker_killed_at_work_is_an_error_and_is_replaced() -> None:
         assert grader.grade("b+a", HARD).status == "correct"
 
 
-def test_close_leaves_no_process_and_the_grader_can_be_used_again(grader: MathGrader) -> None:
+def test_close_leaves_no_process_and_the_grader_can_be_used_again(grader: MathGrader, pids: Pids) -> None:
     for _ in range(2):
         assert grader.grade("b+a", HARD).status == "correct"
-        (pid,) = pids(grader)
+        (pid,) = pids()
         grader.close()
         assert not exists(pid)
-        assert pids(grader) == []
+        assert pids() == []
 
 
-def test_a_forgotten_grader_leaves_no_process() -> None:
+def test_a_forgotten_grader_leaves_no_process(pids: Pids) -> None:
     grader = MathGrader()
     grader.grade("b+a", HARD)
-    (pid,) = pids(grader)
+    (pid,) = pids()
     del grader
     gc.collect()
     assert not exists(pid)
 
 
-def test_threads_grade_at_the_same_time(grader: MathGrader) -> None:
+def test_threads_grade_at_the_same_time(grader: MathGrader, pids: Pids) -> None:
     answers = [("b+a", HARD, "correct"), ("b-a", HARD, "wrong")] * 20
     with ThreadPoolExecutor(3) as threads:
         grades = list(threads.map(lambda row: grader.grade(row[0], row[1]).status, answers))
     assert grades == [status for _, _, status in answers]
-    assert 1 <= len(pids(grader)) <= 3
+    assert 1 <= len(pids()) <= 3
 
 
 def test_files_of_the_working_folder_are_not_imported(
@@ -128,13 +135,13 @@ def test_files_of_the_working_folder_are_not_imported(
     assert grader.grade("b+a", HARD).status == "correct"
 
 
-def test_an_interrupt_does_not_end_a_worker(grader: MathGrader) -> None:
+def test_an_interrupt_does_not_end_a_worker(grader: MathGrader, pids: Pids) -> None:
     grader.grade("b+a", HARD)
-    (pid,) = pids(grader)
+    (pid,) = pids()
     assert os.getpgid(pid) != os.getpgrp()
     os.kill(pid, signal.SIGINT)
     assert grader.grade("b+a", HARD).status == "correct"
-    assert pids(grader) == [pid]
+    assert pids() == [pid]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +176,7 @@ def test_a_worker_that_cannot_start_is_one_line(
 
 def script(body: str) -> subprocess.Popen[str]:
     """A program without a main guard, in its own process group."""
-    head = "import os, signal, threading, time\nfrom vase_cli.graders.math import MathGrader\n"
+    head = "import os, signal, threading, time\nimport psutil\nfrom vase_cli.graders.math import MathGrader\n"
     head += "grader = MathGrader(timeout_s=2)\n"
     return subprocess.Popen(
         [sys.executable, "-c", head + body],
@@ -180,7 +187,8 @@ def script(body: str) -> subprocess.Popen[str]:
     )
 
 
-GRADE = f"print(grader.grade('b+a', {HARD!r}).status, flush=True)\nprint(grader._idle[0]._process.pid, flush=True)\n"
+PIDS = "print(*(child.pid for child in psutil.Process().children()), flush=True)\n"
+GRADE = f"print(grader.grade('b+a', {HARD!r}).status, flush=True)\n{PIDS}"
 
 
 def test_it_works_beside_torch_in_a_program_without_a_main_guard() -> None:
@@ -210,7 +218,7 @@ def test_ctrl_c_interrupts_the_caller_and_spares_the_grader() -> None:
         "print('busy', flush=True)\n"
         f"try: grader.grade('5', {TOWER!r})\n"
         "except KeyboardInterrupt: print('interrupted', flush=True)\n"
-        "print(len(grader._idle), flush=True)\n"
+        "print(len(psutil.Process().children()), flush=True)\n"
     )
     with script(GRADE + interrupted + GRADE) as program:
         assert program.stdout is not None
@@ -219,6 +227,6 @@ def test_ctrl_c_interrupts_the_caller_and_spares_the_grader() -> None:
         time.sleep(0.5)
         os.killpg(program.pid, signal.SIGINT)
         output, errors = program.communicate(timeout=60)
-    message, idle, status, pid = output.split()
-    assert (message, idle, status, errors) == ("interrupted", "0", "correct", "")
+    message, workers, status, pid = output.split()
+    assert (message, workers, status, errors) == ("interrupted", "0", "correct", "")
     assert not exists(int(lines[1])) and not exists(int(pid))

@@ -29,7 +29,7 @@ def test_a_step_is_traced_whole_and_makes_the_same_tokens(
     engine = make_engine(model, method)
     events = list(engine.stream(make_requests()))
     assert not [event for event in events if isinstance(event, Notice)]
-    assert {one.request.id: one.token_ids for one in events if isinstance(one, Completion)} == expected
+    assert {event.request.id: event.token_ids for event in events if isinstance(event, Completion)} == expected
     assert len(calls) == engine.stats.decode_steps + 1, "one more for the compilation itself"
 
 
@@ -62,5 +62,5 @@ def test_a_compilation_that_fails_is_said_once_and_costs_nothing_else(
     events = list(make_engine(model).stream(make_requests()))
     notices = [event.message for event in events if isinstance(event, Notice)]
     assert notices == ["torch.compile failed, going on without it: no C++ compiler"]
-    assert {one.request.id: one.token_ids for one in events if isinstance(one, Completion)} == expected
+    assert {event.request.id: event.token_ids for event in events if isinstance(event, Completion)} == expected
     assert not model.compiled

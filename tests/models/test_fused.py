@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.engines import make_engine, make_requests, token_ids
 from helpers.kernels import DEVICE, MARKS
+from torch import Tensor
 
 from vase_cli import plugins
 from vase_cli.config.schema import ModelEntry
@@ -19,6 +20,7 @@ from vase_cli.models import fused
 from vase_cli.models.fused import FAMILIES, FusionError
 from vase_cli.models.language_model import LanguageModel
 from vase_cli.models.load import load
+from vase_cli.models.step import ForwardStep
 from vase_cli.models.tokenizer import load_tokenizer
 
 pytestmark = [pytest.mark.gpu, *MARKS]
@@ -48,7 +50,7 @@ def test_generation_is_that_of_transformers_forward(family: str, method: str, mo
     changes = {"max_new_tokens": 12}
     expected = token_ids(make_engine(load_model(folder), method, **changes), requests)
     model = load_model(folder)
-    assert type(model._model).__name__ in FAMILIES
+    assert type(model.model).__name__ in FAMILIES
     model.fuse()
     assert token_ids(make_engine(model, method, **changes), requests) == expected
 
@@ -56,12 +58,12 @@ def test_generation_is_that_of_transformers_forward(family: str, method: str, mo
 @pytest.mark.parametrize("family", KINDS)
 def test_weights_are_shared_and_not_held_twice(family: str, model_folder: Callable[..., Path]):
     model = load_model(model_folder(family, **qwen2_shape(family)))
-    before = {name: value.clone() for name, value in model._model.state_dict().items()}
+    before = {name: value.clone() for name, value in model.model.state_dict().items()}
     model.fuse()
-    after = model._model.state_dict()
+    after = model.model.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-    attention = model._model.model.layers[0].self_attn
+    attention = model.model.model.layers[0].self_attn
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     storages = {projection.weight.untyped_storage().data_ptr() for projection in projections}
     assert len(storages) == 1
@@ -91,12 +93,11 @@ def test_a_family_that_is_not_known_is_left_alone(model_folder: Callable[..., Pa
 
 
 def test_a_forward_that_disagrees_is_not_used(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
-    class WithoutNorms(fused.FusedForward):
-        def __init__(self, model: object) -> None:
-            super().__init__(model)
-            self._eps = 1.0
+    class OfAnotherScale(fused.FusedForward):
+        def prefill(self, token_ids: Tensor, step: ForwardStep) -> Tensor:
+            return 1.1 * super().prefill(token_ids, step)
 
-    monkeypatch.setattr(fused, "FusedForward", WithoutNorms)
+    monkeypatch.setattr(fused, "FusedForward", OfAnotherScale)
     model = load_model(model_folder("qwen3"))
     with pytest.raises(FusionError, match="off transformers' own"):
         model.fuse()

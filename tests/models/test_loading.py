@@ -87,7 +87,7 @@ def test_sharded_and_single_files_give_the_same_logits(model_folder: MakeFolder,
     AutoModelForCausalLM.from_pretrained(single).save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     one, many = load_folder(single), load_folder(tmp_path)
-    for expected, given in zip(one._model.parameters(), many._model.parameters(), strict=True):
+    for expected, given in zip(one.model.parameters(), many.model.parameters(), strict=True):
         assert torch.equal(given, expected)
     for model in (one, many):
         torch.testing.assert_close(logits(model), reference_logits(single), atol=1e-4, rtol=1e-4)
@@ -104,8 +104,8 @@ def test_every_head_layout_gives_transformers_logits(
     folder = model_folder("qwen3", tie_word_embeddings=tied, **changes)
     model = load_folder(folder)
     assert model.facts.shape == ModelShape(2, heads, kv_heads, head_dim)
-    assert (model._model.lm_head.weight is model._model.get_input_embeddings().weight) == tied
-    real = {id(parameter): parameter for parameter in model._model.parameters()}
+    assert (model.model.lm_head.weight is model.model.get_input_embeddings().weight) == tied
+    real = {id(parameter): parameter for parameter in model.model.parameters()}
     assert model.facts.parameters == sum(parameter.numel() for parameter in real.values())
     torch.testing.assert_close(logits(model), reference_logits(folder), atol=1e-4, rtol=1e-4)
 
@@ -177,7 +177,7 @@ def test_the_mlp_that_is_planned_with_is_what_one_token_uses(
 def test_weights_have_the_dtype_that_was_asked_for(stored: str, asked: str, model_folder: MakeFolder):
     model = load_folder(model_folder("qwen3", dtype=stored), asked)
     assert model.facts.dtype == asked and model.facts.torch_dtype == getattr(torch, asked)
-    assert {parameter.dtype for parameter in model._model.parameters()} == {getattr(torch, asked)}
+    assert {parameter.dtype for parameter in model.model.parameters()} == {getattr(torch, asked)}
     assert logits(model).dtype == getattr(torch, asked)
 
 
@@ -560,12 +560,12 @@ def test_text_keeps_think_tags_and_spaces_and_drops_special_tokens(tmp_path: Pat
 def test_a_call_without_the_step_is_a_bug_and_says_so(model_folder: MakeFolder):
     model = load_folder(model_folder("qwen3"))
     with pytest.raises(RuntimeError, match="called without vase_step"):
-        model._model(input_ids=torch.tensor(TOKENS), use_cache=False)
+        model.model(input_ids=torch.tensor(TOKENS), use_cache=False)
 
 
 def test_an_attention_mask_that_arrives_is_a_bug_and_says_so(model_folder: MakeFolder):
     model = load_folder(model_folder("qwen3"))
-    layer, states = model._model.model.layers[0].self_attn, torch.zeros(1, 2, 32)
+    layer, states = model.model.model.layers[0].self_attn, torch.zeros(1, 2, 32)
     angles = (torch.zeros(1, 2, 16), torch.zeros(1, 2, 16))
     assert layer(states, angles, attention_mask=None, vase_step=Causal())[0].shape == states.shape
     with pytest.raises(RuntimeError, match="no attention mask may come here"):
@@ -579,7 +579,7 @@ def test_no_mask_is_ever_built(padding: str, model_folder: MakeFolder):
     mask = torch.ones(1, len(TOKENS[0]), dtype=torch.int64)
     mask[0, 0 if padding == "left" else -1] = 0
     with torch.inference_mode():
-        out = model._model(
+        out = model.model(
             input_ids=torch.tensor(TOKENS), attention_mask=mask,
             position_ids=torch.arange(len(TOKENS[0]))[None], use_cache=False, vase_step=Causal(),
         )  # fmt: skip
@@ -591,7 +591,7 @@ def test_attention_of_another_kind_is_refused_with_its_layer(given: dict[str, ob
     from transformers import AttentionInterface
 
     model = load_folder(model_folder("qwen3"))
-    layer, heads = model._model.model.layers[1].self_attn, torch.zeros(1, 4, 2, 16)
+    layer, heads = model.model.model.layers[1].self_attn, torch.zeros(1, 4, 2, 16)
     attention = AttentionInterface()["vase"]
     with pytest.raises(ModelError, match=f"layer 1 of this model uses {next(iter(given))}, which the static cache"):
         attention(layer, heads, heads, heads, None, vase_step=Causal(), **given)
@@ -609,4 +609,4 @@ def test_the_weights_digest_names_the_weights_of_a_folder(tmp_path: Path):
     assert len(digests) == 3 and None not in digests
     (first / "README.md").write_text("other files do not count")
     assert weights_digest(ModelEntry("tiny", path=first)) in digests
-    assert weights_digest(ModelEntry("hub", hub_id="organisation/model")) is None
+    assert weights_digest(ModelEntry("hub", hub_id="organization/model")) is None

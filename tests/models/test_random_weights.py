@@ -32,7 +32,7 @@ def test_the_model_is_what_was_described(architecture: Architecture) -> None:
     assert (facts.max_tokens, facts.dtype) == (300, "bfloat16")
     model = weights.load(entry(architecture), "bfloat16", CPU)
     assert model.facts == facts and model.eos_token_ids == frozenset()
-    tensors = {id(weight): weight for weight in model._model.parameters()}.values()
+    tensors = {id(weight): weight for weight in model.model.parameters()}.values()
     assert sum(weight.nbytes for weight in tensors) == facts.weights_bytes
     assert {weight.dtype for weight in tensors} == {torch.bfloat16}
     assert facts.embedding_bytes == (0 if architecture.tied else 101 * 32 * 2)
@@ -42,13 +42,13 @@ def test_weights_come_from_the_seed_alone() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first, again, other = (
-        list(RandomWeights(300, seed).load(entry(), None, CPU)._model.parameters()) for seed in (1, 1, 2)
+        list(RandomWeights(300, seed).load(entry(), None, CPU).model.parameters()) for seed in (1, 1, 2)
     )
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
-    matrices = [(one, two) for one, two in zip(first, other, strict=True) if one.dim() > 1]
-    assert not any(torch.equal(one, two) for one, two in matrices)
-    values = torch.cat([one.flatten() for one, _ in matrices])
+    assert all(torch.equal(weight, other_weight) for weight, other_weight in zip(first, again, strict=True))
+    matrices = [pair for pair in zip(first, other, strict=True) if pair[0].dim() > 1]
+    assert not any(torch.equal(weight, other_weight) for weight, other_weight in matrices)
+    values = torch.cat([matrix.flatten() for matrix, _ in matrices])
     assert values.std().item() == pytest.approx(0.02, rel=0.05)
     assert values.mean().abs().item() < 0.001
 
@@ -74,7 +74,7 @@ def test_a_real_model_of_another_architecture_is_refused(fact: str, model_folder
     facts = describe(ModelEntry("tiny", path=folder, architecture=right), None, CPU)
     assert facts.embedding_bytes == 0
     wrong = replace(right, **{fact: WRONG[fact]})
-    with pytest.raises(ModelError, match=f"not {WRONG[fact]} as the zoo entry tiny: not the same model"):
+    with pytest.raises(ModelError, match=f", in the zoo entry {WRONG[fact]}: not the same model"):
         describe(ModelEntry("tiny", path=folder, architecture=wrong), None, CPU)
 
 

@@ -34,8 +34,8 @@ def picture() -> Iterator[Picture]:
         axes.set_title(drawable(HOSTILE))
         axes.plot([1, 2, 3], color=COLORS["blue"][0], label="line")
         dots = axes.scatter([0, 1, 2], [3, 2, 1], color=COLORS["orange"][0], label="dots")
-        made.hint(axes.pcolormesh([[0.5, 1.5], [2.5, 3.5]], cmap=heat_colors(), edgecolors="none"), list("abcd"))
-        made.hint(dots, ["first", "second <&>", "third"])
+        made.hint(list("abcd"), axes.pcolormesh([[0.5, 1.5], [2.5, 3.5]], cmap=heat_colors(), edgecolors="none"))
+        made.hint(["first", "second <&>", "third"], dots)
         made.legend(axes)
         yield made
 
@@ -82,7 +82,7 @@ with style():
     picture = Picture(300, 200, "")
     axes = picture.figure.subplots()
     axes.plot([1, 5, 2], label="line ± é")
-    picture.hint(axes.scatter([0, 1], [1, 2]), ["a", "b"])
+    picture.hint(["a", "b"], axes.scatter([0, 1], [1, 2]))
     picture.legend(axes)
 forms = [*map(picture.save, ("png", "svg", "pdf")), picture.inline("x").encode()]
 assert "matplotlib.pyplot" not in sys.modules

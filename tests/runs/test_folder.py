@@ -177,6 +177,15 @@ def test_a_broken_run_json_is_one_line_and_stays(tmp_path: Path, content: bytes,
     assert path.read_bytes() == content
 
 
+def test_a_sample_of_a_task_that_the_run_lacks_is_refused(tmp_path: Path) -> None:
+    with open_run(tmp_path) as folder:
+        folder.append(a_sample(id="aime24/0/0", task="aime24"))
+    with pytest.raises(
+        DataError, match=r"sample aime24/0/0 is of task 'aime24', which run\.json does not name; delete"
+    ):
+        StoredRun(folder.path)
+
+
 def test_a_folder_with_completions_but_no_run_json_is_refused(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
         folder.append(a_sample())

@@ -10,7 +10,6 @@ import pytest
 from helpers.run_examples import a_run, a_sample, measured, open_run
 from pydantic import ValidationError
 
-from vase_cli.runs import environment as environment_module
 from vase_cli.runs.environment import environment
 from vase_cli.runs.folder import StoredRun
 from vase_cli.runs.schema import SCHEMA, Record, Run, Sample, described, fault, key, schema_json, schema_text
@@ -156,18 +155,18 @@ def test_the_commit_is_of_the_checkout_and_nothing_else(tmp_path: Path, monkeypa
     commit = subprocess.run(
         ["git", "--git-dir", str(checkout / ".git"), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    found = environment_module._git(checkout)
+    found = environment(checkout=checkout)["git"]
     assert found == {"commit": commit, "dirty": False}
     (checkout / "notes.txt").write_text("not part of the program")
-    assert environment_module._git(checkout) == {"commit": commit, "dirty": False}
+    assert environment(checkout=checkout)["git"] == {"commit": commit, "dirty": False}
     (checkout / "vase_cli" / "new_method.py").write_text("")
-    assert environment_module._git(checkout) == {"commit": commit, "dirty": True}
+    assert environment(checkout=checkout)["git"] == {"commit": commit, "dirty": True}
     # An installed package inside someone's repository is not of that repository.
     installed = checkout / "venv" / "site-packages"
     installed.mkdir(parents=True)
-    assert environment_module._git(installed) is None
+    assert environment(checkout=installed)["git"] is None
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    assert environment_module._git(checkout) is None
+    assert environment(checkout=checkout)["git"] is None
 
 
 def test_reports_import_nothing_heavy() -> None:

@@ -225,7 +225,7 @@ def test_cut_inside_a_character(tmp_path: Path) -> None:
 
 def test_several_bad_rows_are_counted(tmp_path: Path) -> None:
     content = f'{GOOD}\n{{}}\nnot json\n{ALSO_GOOD}\n{{"question": "x"}}\n'
-    with pytest.raises(DataError, match=r"mine\.jsonl:2: no field 'question'.* \(and 2 more bad rows\); mend"):
+    with pytest.raises(DataError, match=r"mine\.jsonl:2: no field 'question'.* \(and 2 more bad rows\); fix"):
         read(tmp_path / "mine.jsonl", content)
     found = read(tmp_path / "mine.jsonl", content, skip_bad_rows=True)
     lines = [line.split(":")[1] for line in found.skipped_rows]

@@ -26,7 +26,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Cell:
-    """One line of the benchmark: model, method and settings, with rows that hold so many tokens of text."""
+    """One line of the benchmark: model, method and settings, and the tokens of text in its rows."""
 
     factory: EngineFactory
     limits: GenerationLimits  # budget and limit; the text's leaves room for the steps after ``context``
@@ -34,14 +34,9 @@ class Cell:
     context: int  # text tokens of every row when the steps begin
     text: int | None = None  # tokens of the whole text, of which the steps are the end; None where the text goes on
 
-    @property
-    def budget(self) -> int | None:
-        """Tokens kept at a cut; None for a method that does not evict."""
-        return self.limits.budget_tokens
-
     def title(self) -> str:
         """The cell in a few words."""
-        budget = "" if self.budget is None else f", budget {self.budget:,}"
+        budget = "" if self.limits.budget is None else f", budget {self.limits.budget.tokens:,}"
         slots = f"{self.slots} slots" if self.text is None else "the slots that fit"
         return f"{self.factory.plan.method}{budget}, {slots}, text of {self.text or self.context:,} tokens"
 

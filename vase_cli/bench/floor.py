@@ -9,7 +9,7 @@ from vase_cli.engine.plan import RunPlan
 from vase_cli.engine.timing import mark, milliseconds
 
 _COPIES = 10
-_COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20, "mps": 256 * 2**20}
+COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20, "mps": 256 * 2**20}
 
 
 def count_reads(cached_tokens: Sequence[int], budget: int | None, window: int, steps: Steps) -> tuple[float, int]:
@@ -41,15 +41,14 @@ def weights_read(plan: RunPlan, rows: int) -> int:
 
 def copy_bandwidth(device: torch.device) -> float:
     """Measure bytes a second, read and written, of a large copy in the device's memory; the best of several."""
-    size = _COPY_BYTES[device.type]
+    size = COPY_BYTES[device.type]
     if device.type == "cuda":
         size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
-    return 2 * size / min(_copy_s(source, target) for _ in range(_COPIES))
-
-
-def _copy_s(source: torch.Tensor, target: torch.Tensor) -> float:
-    start = mark(source.device)
-    target.copy_(source)
-    return milliseconds(start, mark(source.device)) / 1000.0
+    times_ms = []
+    for _ in range(_COPIES):
+        start = mark(device)
+        target.copy_(source)
+        times_ms.append(milliseconds(start, mark(device)))
+    return 2 * size * 1000.0 / min(times_ms)

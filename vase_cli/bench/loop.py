@@ -5,7 +5,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,14 +46,16 @@ def run_loop(engine: Engine, context: int, cached_tokens: Sequence[int], steps: 
     names = [f"row {row}" for row in range(len(cached_tokens))]
     engine.occupy([Request(name, (1,) * context, name, ignore_eos=True) for name in names], cached_tokens)
     done, started, ended, notices = 0, 0.0, 0.0, []
-    with _no_collections(), contextlib.closing(engine.stream(())) as events:
+    with contextlib.ExitStack() as after, contextlib.closing(engine.stream(())) as events:
+        gc.disable()  # a collection takes tenths of a second to go through all objects
+        after.callback(gc.enable)
         for event in events:
             if isinstance(event, Completion):
                 raise RunError(event.error or f"{event.request.id} ended after {len(event.token_ids)} tokens")
             if isinstance(event, Notice):
                 notices.append(event.message)
             if engine.settings.max_num_seqs < len(cached_tokens):
-                raise torch.OutOfMemoryError(notices[-1] if notices else "fewer slots than asked for")
+                raise torch.OutOfMemoryError(notices[-1] if notices else "fewer slots than requested")
             done += isinstance(event, NewTokens)
             if done == steps.warm_up and not started:
                 started = time.perf_counter()
@@ -62,18 +64,6 @@ def run_loop(engine: Engine, context: int, cached_tokens: Sequence[int], steps: 
                 break
     measured = slice(steps.warm_up, steps.warm_up + steps.measured)
     return LoopTimes(timer.step_ms()[measured], timer.cut_ms()[measured], 1000.0 * (ended - started), notices)
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Hold Python's garbage collector back, which takes tenths of a second to go through all objects."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def prefill_speed(engine: Engine, prompt: tuple[int, ...]) -> float:
@@ -94,7 +84,7 @@ def prefill_speed(engine: Engine, prompt: tuple[int, ...]) -> float:
 
 
 def step_figures(times: LoopTimes, slots: int, read_bytes: float, bandwidth: float) -> dict[str, float | int]:
-    """Work out the figures of a loop with all slots busy, whose steps read so many bytes each."""
+    """Work out the figures of a loop with all slots busy, whose steps read ``read_bytes`` each."""
     count = len(times.step_ms)
     mean_ms, median_ms = times.loop_ms / count, statistics.median(times.step_ms)
     floor_ms = 1000.0 * read_bytes / bandwidth

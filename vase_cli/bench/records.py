@@ -91,7 +91,7 @@ class Bench:
             record["error"] = " ".join(str(error).split()) or OUT_OF_MEMORY
         gc.collect()  # outside of the handler, whose traceback keeps tensors alive
         _give_back(cell.factory.plan.device.torch)
-        if cell.budget is None and cell.text is not None:
+        if cell.limits.budget_tokens is None and cell.text is not None:
             self._full[cell.text] = record
         full = self._full.get(cell.text)
         if full is not None and full["status"] == record["status"] == "ok":
@@ -123,7 +123,7 @@ class Bench:
             "kind": "cell" if cell.text is None else "text",
             "method": plan.method,
             "method_options": asdict(plan.policy),
-            "budget": cell.budget,
+            "budget": cell.limits.budget_tokens,
             "window": plan.recipe.window,
             "slots": cell.slots,
             "context": cell.context,
@@ -165,12 +165,13 @@ class Bench:
         return 1000.0 * engine.settings.max_num_seqs / statistics.fmean(means_ms)
 
     def _measure_rows(self, cell: Cell, engine: Engine, context: int) -> dict[str, Any]:
-        """Measure steps that begin at so many tokens of text."""
-        slots, window = engine.settings.max_num_seqs, cell.factory.plan.recipe.window
-        spread = [context] * slots if cell.budget is None else staggered(cell.budget, window, slots)
+        """Measure steps that begin at ``context`` tokens of text."""
+        plan, slots, budget = cell.factory.plan, engine.settings.max_num_seqs, cell.limits.budget_tokens
+        window = plan.recipe.window
+        spread = [context] * slots if budget is None else staggered(budget, window, slots)
         cached_tokens = [min(tokens, context) for tokens in spread]
         times = run_loop(engine, context, cached_tokens, self.steps)
-        held_tokens, cuts = count_reads(cached_tokens, cell.budget, window, self.steps)
+        held_tokens, cuts = count_reads(cached_tokens, budget, window, self.steps)
         shape = engine.cache.shape
         weights_bytes = weights_read(cell.factory.plan, slots)
         kv_bytes = round(held_tokens * slots * (shape.kv_bytes // (shape.max_num_seqs * shape.tokens)))

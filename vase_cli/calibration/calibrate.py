@@ -24,7 +24,7 @@ from vase_cli.config.schema import ModelEntry
 from vase_cli.config.threshold_facts import FitRule, entry_text, entry_to_write, write_entry
 from vase_cli.engine.factory import EngineFactory
 from vase_cli.engine.requests import Completion, FinishedRow
-from vase_cli.errors import ConfigError, ModelError, RunError
+from vase_cli.errors import ConfigError, ModelError, RunError, file_access
 from vase_cli.evaluation.evaluate import (
     EvalTask,
     Progress,
@@ -36,7 +36,7 @@ from vase_cli.evaluation.evaluate import (
 )
 from vase_cli.models.describe import weights_digest
 from vase_cli.randomness import stream_key
-from vase_cli.runs.files import file_access, write_document, write_file
+from vase_cli.runs.files import write_document, write_file
 from vase_cli.runs.folder import config_hash, lock_folder, now, run_name
 from vase_cli.tensor_files import tensor_bytes
 

@@ -7,7 +7,7 @@
         calibration.safetensors   quantiles, maxima, thresholds
         texts.jsonl               one line for each finished text, its tokens
         state.safetensors         what a run that was stopped goes on from
-        validation.json           accuracy with and without the outliers, where asked for
+        validation.json           accuracy with and without the outliers, of --validate
 
 A text's line is written before a state that counts it, and a line that no state counts is generated again.
 """
@@ -15,13 +15,13 @@ A text's line is written before a state that counts it, and a line that no state
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from vase_cli.calibration.value_statistics import ValueStatistics
-from vase_cli.errors import ConfigError, DataError, RunError
-from vase_cli.runs.files import file_access, line_of, read_document, read_lines, write_file
+from vase_cli.errors import ConfigError, DataError, RunError, file_access
+from vase_cli.runs.files import line_of, read_document, read_lines, write_file
 from vase_cli.runs.schema import Record
 from vase_cli.tensor_files import load_tensors, tensor_bytes
 
@@ -50,8 +50,16 @@ class Text(Record):
         return self.prompt_token_ids + self.token_ids
 
 
-def read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]:
-    """Read calibration.json, the tensors beside it, and validation.json (None where there is none).
+class StoredCalibration(NamedTuple):
+    """calibration.json, the tensors beside it, and validation.json (None where there is none)."""
+
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+    validation: dict[str, Any] | None
+
+
+def read_calibration(folder: Path) -> StoredCalibration:
+    """Read the files of a finished calibration.
 
     ConfigError for a folder without a finished calibration, DataError for a file that is missing, cut or of another
     format.
@@ -61,7 +69,8 @@ def read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], d
     facts = read_document(folder / FACTS_FILE, FORMAT, "calibrate again")
     tensors, _ = load_tensors(folder / NUMBERS_FILE)
     validation = folder / VALIDATION_FILE
-    return facts, tensors, read_document(validation, FORMAT, "calibrate again") if validation.is_file() else None
+    validated = read_document(validation, FORMAT, "calibrate again") if validation.is_file() else None
+    return StoredCalibration(facts, tensors, validated)
 
 
 class CalibrationState:
@@ -107,7 +116,7 @@ class CalibrationState:
                 yield text
 
     def write_texts(self) -> None:
-        """Write texts.jsonl anew: only the texts that count, in the order of their problems."""
+        """Rewrite texts.jsonl: only the texts that count, in the order of their problems."""
         path = self._folder / TEXTS_FILE
         lines = sorted((text.index, line_of(dict(text))) for text in self.texts())
         if len(lines) < len(self.finished):

@@ -2,7 +2,7 @@
 
 Every token has a key, a hash of its text and position, and the sample is the tokens of the smallest keys (bottom-k
 sampling, Cohen and Kaplan, PODC 2007). It depends on the set of tokens alone, never on the order in which they came,
-so parts that were measured apart merge into exactly what the whole would have given. All layers, heads and metrics
+so parts that were measured apart merge into exactly the sample of the whole. All layers, heads and metrics
 share the keys. With n sampled tokens a quantile's rank is off by sqrt(q (1 - q) / n): at most 0.28% at one standard
 deviation for the usual 32,768, and by nothing as long as every token still fits.
 
@@ -146,10 +146,6 @@ class TokenSample:
 
 def quantiles(values: Tensor, levels: Sequence[float]) -> Tensor:
     """(Q, ...): along the first dimension of (n, ...), the smallest value that the share of a level does not exceed."""
-    ranks = [rank_of(level, values.shape[0]) for level in levels]
+    count = values.shape[0]
+    ranks = [min(count, max(1, math.ceil(level * count - 1e-9))) - 1 for level in levels]
     return values.sort(dim=0).values[torch.tensor(ranks, device=values.device)]
-
-
-def rank_of(level: float, count: int) -> int:
-    """The index, in rising order, of the smallest of ``count`` values that the share ``level`` does not exceed."""
-    return min(count, max(1, math.ceil(level * count - 1e-9))) - 1

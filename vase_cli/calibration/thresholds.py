@@ -11,10 +11,10 @@ from torch import Tensor
 from vase_cli.calibration.quantiles import TokenSample, quantiles
 from vase_cli.config.schema import ModelEntry
 from vase_cli.config.threshold_facts import SUFFIX, FitRule, ThresholdFacts, facts_text
-from vase_cli.errors import ConfigError, DataError
+from vase_cli.errors import ConfigError, DataError, file_access
 from vase_cli.models.describe import weights_digest
 from vase_cli.models.thresholds import TENSOR, numbers_digest
-from vase_cli.runs.files import file_access, write_atomically
+from vase_cli.runs.files import write_file
 from vase_cli.tensor_files import tensor_bytes
 
 
@@ -54,16 +54,16 @@ def write_thresholds(folder: Path, name: str, values: Tensor, entry: ModelEntry,
     numbers = path.with_suffix(".safetensors")
     with file_access("write", path, ConfigError):
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(numbers, tensor_bytes({TENSOR: values.float()}))
-        facts = ThresholdFacts(
-            numbers=numbers.name,
-            digest=numbers_digest(numbers),
-            model=entry.hub_id or entry.name,
-            revision=entry.revision,
-            weights=weights_digest(entry),
-            layers=values.shape[0],
-            kv_heads=values.shape[1],
-            **measured,
-        )
-        write_atomically(path, facts_text(facts).encode())
+    write_file(numbers, tensor_bytes({TENSOR: values.float()}), ConfigError)
+    facts = ThresholdFacts(
+        numbers=numbers.name,
+        digest=numbers_digest(numbers),
+        model=entry.hub_id or entry.name,
+        revision=entry.revision,
+        weights=weights_digest(entry),
+        layers=values.shape[0],
+        kv_heads=values.shape[1],
+        **measured,
+    )
+    write_file(path, facts_text(facts).encode(), ConfigError)
     return path

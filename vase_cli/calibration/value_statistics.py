@@ -22,8 +22,6 @@ SEGMENTS = ("first", "prompt", "completion")
 FIRST_POSITIONS = 8
 LARGEST = 8
 EXAMPLE_TOKENS = 2048
-_CHUNK_ELEMENTS = 2**24
-_CHUNK_BYTES = 5 * 4 * _CHUNK_ELEMENTS
 _FIXED_POINT = 2.0**20
 
 
@@ -35,8 +33,8 @@ def statistics_of(values: Tensor) -> Tensor:
     values = values.float()
     value_range = values.amax(dim=-1) - values.amin(dim=-1)
     norm = torch.linalg.vector_norm(values, dim=-1)
-    centred = values - values.mean(dim=-1, keepdim=True)
-    variance = torch.linalg.vector_norm(centred, dim=-1).square() / values.shape[-1]
+    centered = values - values.mean(dim=-1, keepdim=True)
+    variance = torch.linalg.vector_norm(centered, dim=-1).square() / values.shape[-1]
     return torch.stack((value_range, norm, variance))
 
 
@@ -54,14 +52,20 @@ class ValueStatistics:
     """Statistics of the value states of the texts so far.
 
     ``samples`` are the distributions by segment: "first" (the first 8 positions of a text), "prompt" and "completion"
-    (the other tokens).
+    (the other tokens), each of at most ``size`` tokens. At most ``chunk_elements`` numbers are measured at a time.
     """
 
     def __init__(
-        self, layers: int, heads: int, device: torch.device | str = "cpu", *, size: int = SAMPLE_TOKENS
+        self,
+        layers: int,
+        heads: int,
+        device: torch.device | str = "cpu",
+        *,
+        size: int = SAMPLE_TOKENS,
+        chunk_elements: int = 2**24,
     ) -> None:
         self.samples = {segment: TokenSample(METRICS, layers, heads, device=device, size=size) for segment in SEGMENTS}
-        self._device = device
+        self._device, self._chunk_elements = device, chunk_elements
         # The largest ranges of each head, falling, and for each the number of its text << 32 with its position; then
         # sums and counts of the ranges at the first positions.
         self._totals: dict[str, Tensor] = {
@@ -70,12 +74,12 @@ class ValueStatistics:
             "position_sums": torch.zeros((layers, heads, FIRST_POSITIONS), dtype=torch.int64, device=device),
             "position_counts": torch.zeros(FIRST_POSITIONS, dtype=torch.int64, device=device),
         }
-        self._example: tuple[tuple[bool, int], Tensor] | None = None
+        self._example: dict[str, Tensor] = {}  # its ranges, and whether it was cut short, with its number
 
     @property
     def most_bytes(self) -> int:
         """Upper limit of the memory held, however long texts are, with what one measurement needs on its way."""
-        return sum(sample.most_bytes for sample in self.samples.values()) + _CHUNK_BYTES
+        return sum(sample.most_bytes for sample in self.samples.values()) + 5 * 4 * self._chunk_elements
 
     @property
     def tokens(self) -> int:
@@ -97,11 +101,11 @@ class ValueStatistics:
                 of the text may count already.
         """
         layers, tokens, heads, head_dim = values.shape
-        step = max(1, _CHUNK_ELEMENTS // (layers * heads * head_dim))
-        most = max(1, _CHUNK_ELEMENTS // (4 * len(METRICS) * layers * heads))
+        step = max(1, self._chunk_elements // (layers * heads * head_dim))
+        most = max(1, self._chunk_elements // (4 * len(METRICS) * layers * heads))
         _require_finite(values, step)
         keys = hashed(torch.full((tokens,), key, dtype=torch.int64), torch.arange(tokens))
-        rank = (not whole, number)
+        rank = [int(not whole), number]
         example: list[Tensor] = []
         for segment, start, end in _spans(prompt_tokens, tokens, most):
             parts = torch.split(values[:, start:end], step, dim=1)
@@ -112,10 +116,10 @@ class ValueStatistics:
             if segment == "first":
                 self._totals["position_sums"][..., start:end] += (ranges.double() * _FIXED_POINT).round().long()
                 self._totals["position_counts"][start:end] += 1
-            if start < EXAMPLE_TOKENS and (self._example is None or rank < self._example[0]):
+            if start < EXAMPLE_TOKENS and (not self._example or rank < self._example["example_rank"].tolist()):
                 example.append(ranges[..., : EXAMPLE_TOKENS - start].cpu())
         if example:
-            self._example = (rank, torch.cat(example, dim=-1))
+            self._example = {"example": torch.cat(example, dim=-1), "example_rank": torch.tensor(rank)}
 
     def rest(self) -> TokenSample:
         """All tokens but the first 8 positions of each text."""
@@ -139,16 +143,13 @@ class ValueStatistics:
 
     def example(self) -> tuple[int, Tensor] | None:
         """The number of the example text, and its ranges, (L, H, at most 2048 tokens) float32."""
-        return None if self._example is None else (self._example[0][1], self._example[1])
+        return (int(self._example["example_rank"][1]), self._example["example"]) if self._example else None
 
     def state(self) -> dict[str, Tensor]:
         """All tensors, on the CPU; equal measurements have equal states."""
-        state = {name: total.cpu().clone() for name, total in self._totals.items()}
+        state = {name: tensor.cpu().clone() for name, tensor in (self._totals | self._example).items()}
         for segment, sample in self.samples.items():
             state |= {f"{segment}.{name}": tensor for name, tensor in sample.state().items()}
-        if self._example is not None:
-            (late, number), ranges = self._example
-            state |= {"example": ranges, "example_rank": torch.tensor([int(late), number])}
         return state
 
     def restore(self, path: Path, state: Mapping[str, Tensor]) -> None:
@@ -158,10 +159,8 @@ class ValueStatistics:
             sample.restore(path, {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)})
         try:
             self._totals = {name: state[name].clone().to(self._device) for name in self._totals}
-            if "example" in state:
-                late, number = state["example_rank"].tolist()
-                self._example = ((bool(late), number), state["example"])
-        except (KeyError, ValueError) as error:
+            self._example = {name: state[name] for name in ("example", "example_rank") if "example" in state}
+        except KeyError as error:
             raise DataError(f"{path}: {NOT_ITS_STATE}") from error
 
     def _take_largest(self, ranges: Tensor, number: int, start: int) -> None:

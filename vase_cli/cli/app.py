@@ -29,7 +29,7 @@ COMMANDS = {
     "eval": "Evaluate a model on tasks, under one eviction method and budget or several side by side.",
     "bench": "Measure decoding: every method at every budget, number of slots and length of text.",
     "calibrate": "Measure a model's value states, and fit the thresholds above which a token is an outlier.",
-    "grade": "Grade the stored texts of a run again, without a model; the old grades are kept beside.",
+    "grade": "Grade the stored texts of a run again, without a model; a copy of the old grades is kept.",
     "doctor": "Check Python, PyTorch, the device, FlashAttention, the hub, and say which recipes fit this machine.",
     "methods": "List eviction methods, or show one's options.",
     "tasks": "List the benchmarks, or show one.",

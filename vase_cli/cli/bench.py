@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.options import Resolved
 from vase_cli.cli.output import print_table
+from vase_cli.config.catalog import Resolved
 from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import SAMPLING_KEYS, SamplingParams
 from vase_cli.config.yaml import parse_scalar
-from vase_cli.errors import ConfigError, RunError, file_error
+from vase_cli.errors import ConfigError, RunError, file_access
 
 if TYPE_CHECKING:
     from vase_cli.bench.cells import Cell, Steps
@@ -31,7 +31,7 @@ _SLOTS_HELP = f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}."
 _CONTEXT_HELP = (
     "Tokens of text in every row as the steps begin: 8192, or 8192,32768; twice the largest budget if left out."
 )
-_TEXT_HELP = "Compare with full at equal memory, at the end of texts of so many tokens: 8192,16384,32768."
+_TEXT_HELP = "Compare with full at equal memory, at the end of texts of these lengths in tokens: 8192,32768."
 
 
 @options.with_overrides("think", "system_prompt", "method", "budget", "max_new_tokens", "max_total_tokens", "slots")
@@ -42,9 +42,9 @@ def bench(
     context: Annotated[list[str] | None, _option(help=_CONTEXT_HELP)] = None,
     text: Annotated[list[str] | None, _option(help=_TEXT_HELP)] = None,
     steps: Annotated[int | None, _option(help="Measured steps, at least two windows.")] = None,
-    warmup: Annotated[int | None, _option(help="Steps before them, at least one window.")] = None,
-    prefill: Annotated[int, _option(min=0, help="Tokens of the prompt whose prefill is timed; 0: none.")] = 2048,
-    memory: Annotated[float | None, _option(help="Plan with so many GiB, not with all that is free.")] = None,
+    warmup: Annotated[int | None, _option(help="Warm-up steps before them, at least one window.")] = None,
+    prefill: Annotated[int, _option(min=0, help="Tokens of the prompt whose prefill is timed; 0 skips it.")] = 2048,
+    memory: Annotated[float | None, _option(help="Memory in GiB to plan with, in place of all that is free.")] = None,
     sampling: Annotated[str | None, _option(help="greedy, or model: what the recipe says. Greedy if left out.")] = None,
     out: Annotated[Path | None, _option(help="Also write the JSON lines to this new file.")] = None,
 ) -> None:
@@ -58,20 +58,20 @@ def bench(
         raise ConfigError("--text measures all slots that fit, at the end of a text: leave --slots and --context out")
     if memory is not None and not 0 < memory < 2**20:
         raise ConfigError(f"--memory {memory:g}: must be a number of GiB above 0")
-    if out is not None and (os.path.exists(out) or not out.parent.is_dir()):
-        what = (
-            "is there already; name another file" if os.path.exists(out) else "its folder is not there; make it first"
-        )
-        raise ConfigError(f"--out {out}: {what}")
+    if out is not None and os.path.exists(out):
+        raise ConfigError(f"--out {out}: is there already; name another file")
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: its folder is not there; make it first")
     lengths = _lengths("--text", text) if text else _lengths("--context", context)
     changes = overrides.changes() | _sampling(sampling, overrides)
     compared = _compared(overrides, changes, shape, with_full=bool(text))
-    counts = [check_option("slots", parse_scalar(count)) for count in options.listed(slots)] or [compared[0][0].slots]
+    first_recipe = compared[0].recipe
+    counts = [check_option("slots", parse_scalar(count)) for count in options.listed(slots)] or [first_recipe.slots]
 
     from vase_cli.bench.cells import make_steps
     from vase_cli.bench.records import Bench
 
-    bench_steps = make_steps(compared[0][0].window, warmup, steps)
+    bench_steps = make_steps(first_recipe.window, warmup, steps)
     cells = _cells(compared, bench_steps, counts, lengths, texts=bool(text), random=shape is not None)
     device = cells[0].factory.plan.device
     memory_bytes = None if memory is None else int(memory * 2**30)
@@ -99,9 +99,9 @@ def _compared(
         if all(recipe.method != "full" for recipe, _ in compared):
             only_full = dataclasses.replace(overrides, methods=["full"], budgets=None)
             compared += only_full.compared({**changes, "method_options": None})
-        compared.sort(key=lambda pair: pair[0].method != "full")
+        compared.sort(key=lambda resolved: resolved.recipe.method != "full")
     unlimited = partial(dataclasses.replace, max_new_tokens=None, max_total_tokens=None)  # limits are for tasks
-    return [(unlimited(recipe), entry) for recipe, entry in compared]
+    return [Resolved(unlimited(recipe), entry) for recipe, entry in compared]
 
 
 def _cells(
@@ -131,10 +131,8 @@ def _cells(
 
 
 def _open(out: Path) -> TextIO:
-    try:
+    with file_access("write", out, ConfigError):
         return out.open("x", encoding="utf-8")
-    except OSError as error:
-        raise file_error("write", out, error, ConfigError) from None
 
 
 def _run(measured: "Bench", cells: "Sequence[Cell]", file: TextIO | None) -> None:

@@ -10,7 +10,7 @@ import typer
 from vase_cli.cli import options
 from vase_cli.cli.output import AsJson, print_json, print_table
 from vase_cli.config.catalog import BUILT_IN, user_folder
-from vase_cli.errors import ConfigError, RunError, file_error
+from vase_cli.errors import ConfigError, RunError, file_access
 
 _TASK_HELP = "Whose problems are solved; gsm8k, or the recipe's if it has one only."
 _RULE_HELP = (
@@ -108,10 +108,8 @@ def write_page(folder: Path) -> list[Path]:
     numbers = {name: tensor.tolist() for name, tensor in tensors.items()}
     contents = calibration_page(facts, numbers, validated)
     for name in set(PICTURE_FILES) - set(contents):
-        try:
+        with file_access("remove", folder / name, RunError):
             (folder / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise file_error("remove", folder / name, error, RunError) from error
     for name, content in contents.items():
         write_file(folder / name, content)
     return [folder / name for name in contents]

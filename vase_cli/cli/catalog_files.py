@@ -10,15 +10,15 @@ import typer
 
 from vase_cli.cli.output import print_columns, print_json, print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile, Kind, user_folder
-from vase_cli.errors import ConfigError, VaseError
+from vase_cli.errors import ConfigError, VaseError, file_access
 
 ZooFolder = Annotated[Path | None, typer.Option("--zoo", help="Folder of zoo entries, searched first.")]
 RecipesFolder = Annotated[Path | None, typer.Option("--recipes", help="Folder of recipes, searched first.")]
-Names = Annotated[list[str] | None, typer.Argument(help="Names or .yaml files; all of them if none.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Names or .yaml files; all if none is named.")]
 Destination = Annotated[
     Path | None, typer.Argument(help="Folder, or for one file its new name (.yaml); your own folder if left out.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 
 Load: TypeAlias = Callable[[CatalogFile], Any]
 Row: TypeAlias = Callable[[CatalogFile, Any], Sequence[str]]
@@ -35,7 +35,7 @@ def flatten(record: Any, *skip: str) -> dict[str, Any]:
 
 
 def value_rows(record: Any, skip: str) -> list[tuple[str, str, str]]:
-    """Dotted key, value and origin of every value of a record with ``origins``, less the field ``skip``."""
+    """Dotted key, value and origin of every value of a record with ``origins``, without the field ``skip``."""
     rows = []
     for key, value in flatten(record, skip, "origins").items():
         place = key
@@ -105,13 +105,11 @@ def copy(file: CatalogFile, destination: Path | None, *, beside: Sequence[Path] 
     copies = {source: target, **{path: target.parent / path.name for path in beside}}
     if not force and (taken := [path for path in copies.values() if path.exists()]):
         raise ConfigError(f"{taken[0]}: is there already; add --force to replace it")
-    try:
+    with file_access("write", target, ConfigError):
         target.parent.mkdir(parents=True, exist_ok=True)
         for path, new in copies.items():
             if path.is_dir():
                 shutil.copytree(path, new, dirs_exist_ok=True)
             else:
                 shutil.copyfile(path, new)
-    except (OSError, shutil.Error) as error:
-        raise ConfigError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     typer.echo(target)

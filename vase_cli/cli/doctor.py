@@ -33,7 +33,7 @@ def doctor(
     device: Annotated[str | None, options.shared("device")] = None,
     zoo: Annotated[Path | None, options.shared("zoo")] = None,
     recipes: Annotated[Path | None, options.shared("recipes")] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Do not ask the hub.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not contact the hub.")] = False,
 ) -> None:
     """Check Python, PyTorch, the device, FlashAttention, the hub, and say which recipes fit this machine."""
     if device is not None:

@@ -49,7 +49,7 @@ def evaluate(
     changes = overrides.changes(samples=samples, limit=limit)  # first: `-o n_large 64` looks like a task named 64
     named = resolve_tasks(tasks, grader) if tasks else []
     compared = overrides.with_recipe(lambda: _default_recipe(tasks, overrides)).compared(changes)
-    named = named or resolve_tasks(compared[0][0].tasks, grader)
+    named = named or resolve_tasks(compared[0].recipe.tasks, grader)
     _check_sources(named, data)
 
     from vase_cli.cli.progress import EvalProgress
@@ -88,8 +88,9 @@ def _default_recipe(tasks: Sequence[str] | None, overrides: options.Overrides) -
     if fitting.device_type == "cuda" and _GPU_RECIPE in fitting.recipes:
         return _GPU_RECIPE
     useful = [name for name in fitting.recipes if name != options.DEFAULT_RECIPE]
-    fit = f"on this machine ({fitting.description}) fit {', '.join(useful) or 'none of them'}"
-    raise ConfigError(f"no recipe for {' '.join(tasks)}: name one with --recipe or $VASE_RECIPE; {fit}")
+    some = ", ".join(useful[:3]) or "none of them"
+    fits = f"this machine ({fitting.description}) fits {some}{' and others' if useful[3:] else ''}"
+    raise ConfigError(f"no recipe for {' '.join(tasks)}: name one with --recipe or $VASE_RECIPE; {fits}")
 
 
 def _check_sources(tasks: "Sequence[Task]", data: Path | None) -> None:

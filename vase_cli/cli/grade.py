@@ -9,7 +9,7 @@ from vase_cli.cli.output import AsJson, print_summary
 
 
 def grade(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: AsJson = False) -> None:
-    """Grade the stored texts of a run again, without a model; the old grades are kept beside."""
+    """Grade the stored texts of a run again, without a model; a copy of the old grades is kept."""
     from vase_cli.evaluation.regrade import regrade
 
     summary, changed, backup = regrade(run)

@@ -49,7 +49,7 @@ def _type_name(annotation: Any) -> str:
     return getattr(annotation, "__name__", None) or str(annotation).replace(" | None", "")
 
 
-def _attributes(method: Any) -> dict[str, str]:
+def _attributes(method: type) -> dict[str, str]:
     """The text on each option under "Attributes:" in the docstrings of a method and its bases."""
     about: dict[str, str] = {}
     for owner in reversed(method.__mro__):

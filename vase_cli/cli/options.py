@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import typer
 
 from vase_cli.cli.output import print_notes
-from vase_cli.config.catalog import Catalog
+from vase_cli.config.catalog import Catalog, Resolved
 from vase_cli.config.method_options import parse_option, share_out
-from vase_cli.config.schema import ModelEntry, Recipe
+from vase_cli.config.schema import Recipe
 from vase_cli.config.yaml import parse_scalar
 
 DEFAULT_RECIPE = "tiny-reasoner"
@@ -26,8 +26,6 @@ _METHOD = ("--method", "-m")
 _PANELS = (None, "Model and recipe", "Eviction", BENCHMARK, "Sampling and limits", "Machine")
 
 AUTO_SLOTS = "auto takes what fits, at most 256 on a GPU and 16 on a CPU"
-
-Resolved: TypeAlias = tuple[Recipe, ModelEntry]
 
 
 def _option(panel: str, help: str, *names: str, default: object = None, metavar: str | None = None) -> Any:
@@ -65,19 +63,21 @@ class Overrides:
     method_options: list[str] | None = _eviction(
         "Option of the method; may be repeated.", "--option", "-o", metavar="KEY=VALUE"
     )
-    window: int | None = _eviction("Tokens between cuts; the last so many always stay.", default=Recipe.window)
-    temperature: float | None = _sampling("0 is greedy.")
-    top_k: int | None = _sampling("0 switches it off.")
-    top_p: float | None = _sampling("1 switches it off.")
-    min_p: float | None = _sampling("0 switches it off.")
-    seed: int | None = _sampling("Of tokens and eviction.", default=Recipe.seed)
+    window: int | None = _eviction(
+        "Tokens between cuts, and at the end of the text, which always stay.", default=Recipe.window
+    )
+    temperature: float | None = _sampling("Sampling temperature; 0 is greedy.")
+    top_k: int | None = _sampling("Sample among the K most likely tokens; 0 is off.")
+    top_p: float | None = _sampling("Sample among the most likely tokens of this total probability; 1 is off.")
+    min_p: float | None = _sampling("Drop tokens below this share of the best probability; 0 is off.")
+    seed: int | None = _sampling("Seed of sampling and eviction.", default=Recipe.seed)
     max_new_tokens: int | None = _sampling("Limit on generated tokens.")
     max_total_tokens: int | None = _sampling("Limit on prompt and generated tokens.")
     slots: str | None = _machine(f"Sequences at a time; {AUTO_SLOTS}.", default=Recipe.slots)
     dtype: str | None = _machine("bfloat16, float16, float32; auto is float32 on a CPU.")
     attention: str | None = _machine("auto, flash_attention_2, triton or sdpa.")
     compile: str | None = _machine(
-        "torch.compile of decode steps: on, off; auto is for long runs of families without kernels of ours."
+        "torch.compile of decode steps: on, off; auto compiles long runs of models without fused kernels."
     )
     device: str | None = _machine("auto, cpu, cuda, cuda:N or mps; auto is CUDA where there is one, else the CPU.")
 
@@ -105,9 +105,10 @@ class Overrides:
 
     def resolve(self, changes: Mapping[str, Any]) -> Resolved:
         """The recipe and model that the options name; notes a shadowed built-in on stderr."""
-        recipe, entry, notes = self.catalog().resolve(self.recipe, changes)
-        print_notes(notes)
-        return recipe, entry
+        catalog = self.catalog()
+        resolved = catalog.resolve(self.recipe, changes)
+        print_notes(catalog.notes(self.recipe, resolved.entry))
+        return resolved
 
     def compared(self, changes: Mapping[str, Any]) -> list[Resolved]:
         """A recipe for every method at every budget, of the options or else of the recipe; ``full`` comes once.
@@ -118,8 +119,8 @@ class Overrides:
         methods: Sequence[str | None] = listed(self.methods) or [None]
         budgets: Sequence[int | str | None] = listed(self.budgets) or [None]
         if not self.methods and not self.budgets:
-            base, _, _ = catalog.resolve(self.recipe, {**changes, "method": None, "budget": None})
-            methods, budgets = base.compare.methods or [None], base.compare.budgets or [None]
+            compare = catalog.resolve(self.recipe, {**changes, "method": None, "budget": None}).recipe.compare
+            methods, budgets = compare.methods or [None], compare.budgets or [None]
         several = [method for method in methods if method is not None]
         own_options, left_out = share_out(several, options) if options and len(several) > 1 else ({}, [])
         alone = len(methods) == 1
@@ -127,10 +128,8 @@ class Overrides:
         pairs = [(method, budget if method != "full" or alone else None) for budget in budgets for method in methods]
         for method, budget in dict.fromkeys(pairs):
             pair = {"method": method, "budget": budget, "method_options": own_options.get(method or "", options)}
-            recipe, entry, notes = catalog.resolve(self.recipe, {**changes, **pair})
-            print_notes([] if compared else notes)
-            compared.append((recipe, entry))
-        print_notes(left_out)
+            compared.append(catalog.resolve(self.recipe, {**changes, **pair}))
+        print_notes([*catalog.notes(self.recipe, compared[0].entry), *left_out])
         return compared
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vase_cli.reports.tables import Table
     from vase_cli.runs.schema import Summary
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line, in place of text.")]
 
 
 def print_json(record: Mapping[str, Any]) -> None:

@@ -35,8 +35,9 @@ def list_recipes(as_json: AsJson = False, zoo: ZooFolder = None, recipes: Recipe
 @app.command("show")
 def show_recipe(name: _Name, as_json: AsJson = False, zoo: ZooFolder = None, recipes: RecipesFolder = None) -> None:
     """Every value that a run of the recipe has, and where it comes from."""
-    recipe, _, notes = Catalog.open(zoo=zoo, recipes=recipes).resolve(name, {})
-    print_notes(notes)
+    catalog = Catalog.open(zoo=zoo, recipes=recipes)
+    recipe, entry = catalog.resolve(name, {})
+    print_notes(catalog.notes(name, entry))
     if as_json:
         print_json(dataclasses.asdict(recipe))
     else:
@@ -45,7 +46,7 @@ def show_recipe(name: _Name, as_json: AsJson = False, zoo: ZooFolder = None, rec
 
 @app.command("validate")
 def validate_recipes(names: Names = None, zoo: ZooFolder = None, recipes: RecipesFolder = None) -> None:
-    """Check recipes with their model, method options, tasks and budgets; exit code 2 if any is wrong."""
+    """Check recipes with their model, method options, tasks and budgets; the exit code is 2 if any is wrong."""
     catalog = Catalog.open(zoo=zoo, recipes=recipes)
     catalog_files.validate(catalog, "recipes", names or [], lambda file: _check(_resolved(catalog, file)))
 
@@ -59,11 +60,11 @@ def copy_recipe(
 
 
 def _resolved(catalog: Catalog, file: CatalogFile) -> Recipe:
-    return catalog.resolve(str(file.path), {})[0]
+    return catalog.resolve(str(file.path), {}).recipe
 
 
 def _check(recipe: Recipe) -> None:
-    """Check what a run checks before it loads the model, less files of problems, which may be elsewhere."""
+    """Check what a run checks before it loads the model, except problem files, which may be elsewhere."""
     from vase_cli.tasks.base import resolve_tasks
 
     method = make_method(recipe)

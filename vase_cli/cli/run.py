@@ -83,7 +83,7 @@ def _as_task(plan: "RunPlan", prompts: list[str], source: str) -> "EvalTask":
     task = Task("prompts", "prompts of the user", hub=(), count=None, license="", url="", grader="", samples=1)
     problems = tuple(Problem(str(index), prompt, "") for index, prompt in enumerate(prompts))
     limits = plan.limits(None, max_new_tokens=None, max_total_tokens=task.max_total_tokens)
-    return EvalTask(task, ProblemSet(task.name, problems, source), 1, limits)
+    return EvalTask(task, ProblemSet(problems, source), 1, limits)
 
 
 def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:
@@ -113,7 +113,7 @@ def _read_file(path: Path) -> list[str]:
             try:
                 prompts.append(row.fields().text(("prompt", *QUESTION)))
             except RowError as error:
-                raise DataError(f"{row.where}: {error}; mend or remove the line") from error
+                raise DataError(f"{row.where}: {error}; fix or remove the line") from error
     else:
         try:
             content = path.read_bytes()

@@ -39,7 +39,7 @@ def show_entry(name: _ModelName, as_json: AsJson = False, zoo: ZooFolder = None)
     """Every fact of a model, and the line of the file that states it."""
     catalog = Catalog.open(zoo=zoo)
     entry = catalog.find_model(name)
-    print_notes(catalog.find("zoo", entry.name).notes if entry.source is not None else [])
+    print_notes(catalog.notes(None, entry))
     facts = None if entry.thresholds is None else read_facts(Path(entry.thresholds))
     if as_json:
         print_json(dataclasses.asdict(entry) | ({} if facts is None else {"threshold_facts": facts.shown()}))
@@ -55,7 +55,7 @@ def show_entry(name: _ModelName, as_json: AsJson = False, zoo: ZooFolder = None)
 
 @app.command("validate")
 def validate_entries(names: Names = None, zoo: ZooFolder = None) -> None:
-    """Check zoo files; exit code 2 if any is wrong, a line for each."""
+    """Check zoo entries, one line each; the exit code is 2 if any is wrong."""
     catalog_files.validate(Catalog.open(zoo=zoo), "zoo", names or [], lambda file: _thresholds(_load(file)))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from vase_cli.config.types import Count, Flag, Text, record
+from vase_cli.errors import ModelError
 
 _CONFIG_NAMES = {
     "family": "model_type",
@@ -43,13 +44,11 @@ class Architecture:
         """The facts by their names in a transformers config."""
         return {key: value for name, key in _CONFIG_NAMES.items() if (value := getattr(self, name)) is not None}
 
-    def difference(self, config: object) -> str:
-        """The first fact that a config contradicts; empty if there is none."""
+    def check(self, config: object, where: str) -> None:
+        """Refuse a model of another config: ModelError, which begins with ``where``, for a fact that it contradicts."""
         for name, expected in self.config_values().items():
-            actual = getattr(config, name, None)
-            if actual != expected:
-                return f"{name}={actual}, not {expected} as"
-        return ""
+            if (actual := getattr(config, name, None)) != expected:
+                raise ModelError(f"{where}: {name} is {actual}, in the zoo entry {expected}: not the same model")
 
     def unread_expert_parameters(self, layers: int, tokens: int) -> int:
         """Parameters of experts in ``layers`` layers that ``tokens`` tokens cannot reach; 0 for a dense model."""

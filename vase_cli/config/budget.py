@@ -47,7 +47,7 @@ def parse_budget(written: object) -> int | Ratio:
         hint = "write 4096, or 4x for a quarter of the full cache"
         raise ValueError(f"{shown} is not a number of tokens nor a ratio; {hint}")
     if int(text) < 1:
-        raise ValueError(f"{text} is not a positive number of tokens, such as 4096; method 'full' evicts nothing")
+        raise ValueError(f"{text} is not a positive number of tokens, such as 4096; method full evicts nothing")
     return int(text)
 
 

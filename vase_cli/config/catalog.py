@@ -14,12 +14,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from vase_cli.config.resolve import load_entry, load_recipe, resolve_recipe
 from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, RecipeFile, SamplingParams, Thinking
 from vase_cli.config.types import HUB_ID, DType
-from vase_cli.errors import ConfigError, did_you_mean, first_line
+from vase_cli.errors import ConfigError, did_you_mean, file_access, first_line
 
 Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
@@ -42,6 +42,13 @@ class CatalogFile:
         """A line to print where this file hides a built-in one."""
         hiding = f"{_NOUNS[self.kind]} {self.name}: {self.path} is used instead of the built-in {self.hides}"
         return [hiding] if self.hides else []
+
+
+class Resolved(NamedTuple):
+    """A recipe with every value, and the model that it runs."""
+
+    recipe: Recipe
+    entry: ModelEntry
 
 
 @dataclass(frozen=True)
@@ -126,8 +133,8 @@ class Catalog:
             raise ConfigError(f"model {name}: no such folder; name one with config.json and safetensors files")
         raise ConfigError(f"model '{name}' is no zoo entry, folder or hub id; {did_you_mean(name, files)}")
 
-    def resolve(self, recipe: str | None, overrides: Mapping[str, Any]) -> tuple[Recipe, ModelEntry, list[str]]:
-        """A recipe (None: only what ``overrides`` says, a ``model`` at least) resolved, its model, and notes to print.
+    def resolve(self, recipe: str | None, overrides: Mapping[str, Any]) -> Resolved:
+        """Resolve a recipe (None: only what ``overrides`` says, a ``model`` at least), and find its model.
 
         Raises:
             ConfigError: from the files, or from :func:`vase_cli.config.resolve.resolve_recipe`.
@@ -135,11 +142,16 @@ class Catalog:
         model = overrides.get("model")
         if model is None and recipe is None:
             raise ConfigError("no recipe and no model; name one with --recipe or --model")
-        used = [self.find("recipes", recipe)] if recipe is not None else []
-        written = load_recipe(used[0].path, used[0].name) if used else RecipeFile(Path(str(model)).name)
+        file = None if recipe is None else self.find("recipes", recipe)
+        written = RecipeFile(Path(str(model)).name) if file is None else load_recipe(file.path, file.name)
         entry = self.find_model(model or written.values["model"])
-        used += [self.find("zoo", entry.name)] if entry.source is not None else []
-        return resolve_recipe(written, entry, overrides), entry, [note for file in used for note in file.notes]
+        return Resolved(resolve_recipe(written, entry, overrides), entry)
+
+    def notes(self, recipe: str | None, entry: ModelEntry) -> list[str]:
+        """The lines to print where the file of a recipe or of a model hides a built-in one."""
+        files = [] if recipe is None else [self.find("recipes", recipe)]
+        files += [] if entry.source is None else [self.find("zoo", entry.name)]
+        return [note for file in files for note in file.notes]
 
 
 def user_folder() -> Path:
@@ -165,10 +177,8 @@ def built_in_folder(kind: Kind, package: Path = Path(__file__).parents[1]) -> Pa
 
 def _scan(folder: Path) -> dict[str, Path]:
     paths: dict[str, Path] = {}
-    try:
+    with file_access("list", folder, ConfigError):
         children = sorted(folder.iterdir())
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be listed: {error.strerror}") from None
     for child in children:
         name, path = (child.name, child / "entry.yaml") if child.is_dir() else (child.stem, child)
         if name.startswith(".") or path.suffix != ".yaml" or name.endswith(".thresholds") or not path.is_file():

@@ -29,7 +29,7 @@ def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
     available, fitting = target.available_bytes(), []
     for name in catalog.files("recipes"):
         try:
-            recipe, entry, _ = catalog.resolve(name, {})
+            recipe, entry = catalog.resolve(name, {})
         except VaseError:
             continue  # a broken file of the user's own: `vase recipes validate` says what is wrong with it
         dtype = recipe.dtype or "auto"

@@ -11,6 +11,7 @@ from vase_cli.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from vase_cli.config.schema import Recipe
+    from vase_cli.eviction.base import EvictionPolicy
 
 Options: TypeAlias = Mapping[str, Scalar]
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -28,45 +29,32 @@ def parse_option(text: str) -> tuple[str, Scalar]:
     return key.replace("-", "_"), parse_scalar(value)
 
 
-def option_types(method: Any) -> dict[str, Any]:
+def option_types(method: "type[EvictionPolicy]") -> dict[str, Any]:
     """The options of a method class: name -> annotation."""
     hints = get_type_hints(method)
     return {field.name: hints[field.name] for field in dataclasses.fields(method)}
 
 
-def coerce_options(
-    fields: Mapping[str, Any], options: Options, where: str | Mapping[str, str], method: str = "the method"
-) -> dict[str, Scalar]:
-    """Check options against a method's :func:`option_types`; only a whole number is converted, to ``float``.
-
-    ``where`` is the origin of each option, or of all; ``method`` is the name for messages.
-
-    Raises:
-        ConfigError: an option that the method does not have, or of another type.
-    """
-    coerced = {}
-    for key, value in options.items():
-        origin = where if isinstance(where, str) else where.get(key, "method options")
-        place = f"-o {key}" if origin == COMMAND_LINE else f"{origin}: {key}"
-        if key not in fields:
-            hint = did_you_mean(key, fields) if fields else "it has none"
-            raise ConfigError(f"{place}: unknown option of {method}; {hint}")
-        try:
-            coerced[key] = _coerce(fields[key], value)
-        except ValueError as error:
-            raise ConfigError(f"{place}: {error}") from None
-    return coerced
-
-
-def make_method(recipe: "Recipe") -> Any:
+def make_method(recipe: "Recipe") -> "EvictionPolicy":
     """The recipe's method with its options; imports the method's module, and with it torch.
 
     Raises:
         ConfigError: an option that the method does not have, or of another type.
     """
-    method = plugins.load("eviction", recipe.method)
-    where = {key: recipe.origins.get(f"method_options.{key}", recipe.name) for key in recipe.method_options}
-    return method(**coerce_options(option_types(method), recipe.method_options, where, recipe.method))
+    method: type[EvictionPolicy] = plugins.load("eviction", recipe.method)
+    types = option_types(method)
+    options: dict[str, Any] = {}
+    for key, value in recipe.method_options.items():
+        origin = recipe.origins.get(f"method_options.{key}", recipe.name)
+        place = f"-o {key}" if origin == COMMAND_LINE else f"{origin}: {key}"
+        if key not in types:
+            hint = did_you_mean(key, types) if types else "it has none"
+            raise ConfigError(f"{place}: unknown option of {recipe.method}; {hint}")
+        try:
+            options[key] = _coerce(types[key], value)
+        except ValueError as error:
+            raise ConfigError(f"{place}: {error}") from None
+    return method(**options)
 
 
 def share_out(methods: Sequence[str], options: Options) -> tuple[dict[str, dict[str, Scalar]], list[str]]:
@@ -90,6 +78,7 @@ def share_out(methods: Sequence[str], options: Options) -> tuple[dict[str, dict[
 
 
 def _coerce(annotation: Any, value: Scalar) -> Scalar:
+    """Check a value against an annotation; only a whole number is converted, to ``float``."""
     arguments = get_args(annotation)
     if get_origin(annotation) is Literal:
         if value not in arguments:

@@ -28,7 +28,7 @@ def load_entry(path: Path, name: str) -> ModelEntry:
     document = read_document(path)
     values = check_values(_EntryValues, document.values, document.error)
     if ("hub_id" in values) == ("path" in values):
-        raise document.error((), "needs exactly one of hub_id (organisation/name) and path (a folder)")
+        raise document.error((), "needs exactly one of hub_id (organization/name) and path (a folder)")
     if (shape := values.get("shape")) and shape.heads % shape.kv_heads:
         problem = f"{shape.heads} heads do not divide into {shape.kv_heads} KV heads"
         raise document.error(("shape", "kv_heads"), problem)

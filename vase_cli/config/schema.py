@@ -75,7 +75,7 @@ class ModelEntry:
     """Facts about one model. Exactly one of ``hub_id`` and ``path`` is set."""
 
     name: str = Field(description="Name of the zoo file or the folder, or the hub id.")
-    hub_id: types.HubId | None = Field(default=None, description="organisation/name on the hub.")
+    hub_id: types.HubId | None = Field(default=None, description="organization/name on the hub.")
     path: Annotated[Path, types.AsText] | None = Field(default=None, description="Folder of the model.")
     revision: types.Text | None = Field(default=None, description="Commit or branch on the hub.")
     shape: ModelShape | None = Field(default=None, description="What the cache is sized by.")
@@ -114,7 +114,7 @@ class Recipe:
     budget: types.Budget | None = Field(default=None, description="Tokens per KV head; 4x: a quarter of all.")
     budgets: Mapping[str, types.Budget] = Field(default_factory=dict, description="Budgets of single tasks.")
     dense_tokens: types.Lengths = Field(default_factory=dict, description="Mean tokens of the full cache, per task.")
-    window: types.Tokens = Field(default=64, description="Tokens between cuts; the last so many always stay.")
+    window: types.Tokens = Field(default=64, description="Tokens between cuts, and at the end, which always stay.")
     tasks: Annotated[tuple[types.Text, ...], types.NotEmpty] = Field(default=(), description="Tasks or problem files.")
     samples: types.Samples | None = Field(default=None, description="Samples per problem; the task's own if none.")
     seed: types.Seed = Field(default=0, description="Of tokens and eviction.")

@@ -20,8 +20,7 @@ from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelEntry
 from vase_cli.config.types import Count, Problems, Seed, Text, Tokens, check_values, kind, partial, record
 from vase_cli.config.yaml import Document, read_document
-from vase_cli.errors import ConfigError, file_error
-from vase_cli.runs.files import write_atomically
+from vase_cli.errors import ConfigError, file_access
 
 FORMAT = 1
 SUFFIX = ".thresholds.yaml"
@@ -98,7 +97,7 @@ class ThresholdFacts:
     lines: dict[str, int] = Field(default_factory=dict, description="Line of each key of the file.")
 
     def shown(self) -> dict[str, Any]:
-        """The facts by key, less those that are None."""
+        """The facts by key, without those that are None."""
         return {key: value for key, value in vars(self).items() if key != "lines" and value is not None}
 
 
@@ -173,18 +172,18 @@ def entry_text(entry: ModelEntry, path: Path, thresholds: str, dense_tokens: tup
     ``dense_tokens`` is a task and the mean tokens of its texts with the full cache, for an entry without such a mean.
     """
     task, length = dense_tokens
-    anew: dict[str, str] = {}
+    replaced: dict[str, str] = {}
     if entry.path is not None and entry.source != path:
-        anew["path"] = _written(str(entry.path.resolve()))
+        replaced["path"] = _written(str(entry.path.resolve()))
     if task not in entry.dense_tokens and task in plugins.names("tasks"):
         lengths = {**entry.dense_tokens, task: round(length, 1)}
-        anew["dense_tokens"] = f"{{{', '.join(f'{name}: {mean}' for name, mean in lengths.items())}}}"
-    anew["thresholds"] = _written(thresholds)
+        replaced["dense_tokens"] = f"{{{', '.join(f'{name}: {mean}' for name, mean in lengths.items())}}}"
+    replaced["thresholds"] = _written(thresholds)
     if entry.source is not None:
-        kept = _lines_without(read_document(entry.source), anew)
+        kept = _lines_without(read_document(entry.source), replaced)
     else:
         kept = [] if entry.hub_id is None else [f"hub_id: {_written(entry.hub_id)}"]
-    return "\n".join([*kept, *(f"{key}: {value}" for key, value in anew.items())]) + "\n"
+    return "\n".join([*kept, *(f"{key}: {value}" for key, value in replaced.items())]) + "\n"
 
 
 def write_entry(path: Path, text: str) -> None:
@@ -195,19 +194,18 @@ def write_entry(path: Path, text: str) -> None:
     """
     trial = path.with_name(f".{path.name}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(trial, text.encode(), durable=False)
-        load_entry(trial, path.stem)
-        trial.replace(path)
-    except OSError as error:
-        raise file_error("write", path, error, ConfigError) from error
+        with file_access("write", path, ConfigError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            trial.write_bytes(text.encode())
+            load_entry(trial, path.stem)
+            trial.replace(path)
     finally:
         with contextlib.suppress(OSError):
             trial.unlink()
 
 
 def _lines_without(document: Document, dropped: Collection[str]) -> list[str]:
-    """The lines of a zoo file less those of the ``dropped`` keys; comments stay."""
+    """The lines of a zoo file without those of the ``dropped`` keys; comments stay."""
     lines = document.path.read_text(encoding="utf-8").splitlines()
     starts = sorted((document.lines[key,] - 1, key) for key in document.values)
     for (start, key), (end, _) in reversed([*zip(starts, [*starts[1:], (len(lines), "")], strict=True)]):

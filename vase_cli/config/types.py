@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_ar
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, ValidationError, WrapValidator
+from pydantic_core import ErrorDetails
 
 from vase_cli import plugins
 from vase_cli.config.budget import Ratio, parse_budget
@@ -27,6 +28,7 @@ _BOUNDS = {
     "less_than_equal": ", at most {le}",
     "greater_than": " above {gt:g}",
 }
+_COLLECTIONS: dict[type, str] = {list: "is a list; write one value", dict: "is a mapping; write one value"}
 _NOT_A_LIST = "must be a list with something in it; write [first, second]"
 
 
@@ -93,11 +95,11 @@ def _explain(refusal: ValidationError, model: Any) -> tuple[Place, str]:
     return place, _message(error)
 
 
-def _choices(error: Any) -> list[str]:
+def _choices(error: ErrorDetails) -> list[str]:
     return re.findall(r"'([^']*)'", error["ctx"]["expected"])
 
 
-def _message(error: Any, kind: str = "text", outside: str = "") -> str:
+def _message(error: ErrorDetails, kind: str = "text", outside: str = "") -> str:
     """The message for one error of pydantic's: a value is not of a ``kind``, or ``outside`` a range or a pattern."""
     value, context = error["input"], error.get("ctx", {})
     match error["type"]:
@@ -107,7 +109,9 @@ def _message(error: Any, kind: str = "text", outside: str = "") -> str:
             return "must be a mapping; write 'key: value' lines, indented, under it"
         case "tuple_type":
             return _NOT_A_LIST
-        case "literal_error" if not _collection(value):
+        case _ if type(value) in _COLLECTIONS:
+            return _COLLECTIONS[type(value)]
+        case "literal_error":
             return not_known(value, _choices(error))
         case "greater_than_equal" | "greater_than" | "less_than_equal" | "less_than" if outside:
             percent = error["type"] == "less_than_equal" and value <= 100
@@ -117,18 +121,12 @@ def _message(error: Any, kind: str = "text", outside: str = "") -> str:
             return f"'{value}' is not {outside}"
         case "greater_than_equal" | "less_than_equal" | "greater_than" as bound:
             return f"must be {kind}{_BOUNDS[bound].format(**context)}, not {value}"
-    return _collection(value) or must_be(kind, value)
-
-
-def _collection(value: Any) -> str:
-    """The message for a collection in place of one value; empty for one value."""
-    kind = "a list" if isinstance(value, list) else "a mapping" if isinstance(value, dict) else ""
-    return f"is {kind}; write one value" if kind else ""
+    return must_be(kind, value)
 
 
 def _scalar(value: Any) -> Any:
-    if message := _collection(value):
-        raise ValueError(message)
+    if type(value) in _COLLECTIONS:
+        raise ValueError(_COLLECTIONS[type(value)])
     return parse_scalar(value) if isinstance(value, Plain) else value
 
 
@@ -167,7 +165,7 @@ def needs(key: str, hint: str) -> BeforeValidator:
 
 
 def _text(value: Any) -> Any:
-    """Text less the blanks around it; not empty. ``1e10`` is text here, not a number."""
+    """Text without the blanks around it; not empty. ``1e10`` is text here, not a number."""
     if not isinstance(value, str):
         return _scalar(value)
     if not value.strip():
@@ -212,5 +210,5 @@ Method = Annotated[str, _STRICT, _registered("eviction")]
 Attention = Annotated[str, _STRICT, _registered("attention", "auto")]
 _DEVICE, _HUB_ID = (Field(strict=True, pattern=text) for text in ("^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$", HUB_ID))
 Device = Annotated[str, _DEVICE, kind("text", "a device; write auto, cpu, cuda, cuda:0 or mps")]
-HubId = Annotated[str, _HUB_ID, kind("text", "a hub id; write organisation/name")]
+HubId = Annotated[str, _HUB_ID, kind("text", "a hub id; write organization/name")]
 DType = Literal["auto", "bfloat16", "float16", "float32"]

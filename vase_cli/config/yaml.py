@@ -1,8 +1,8 @@
 """Strict YAML: mappings, lists and scalars with their lines, nothing guessed.
 
 A scalar stays the text that it was written as until the schema's type of its key reads it, so YAML 1.1's surprises
-(``no`` as false, ``010`` as eight, ``4:30`` as a number, dates) cannot happen. Every error is a ``ConfigError`` of the
-form ``file:line: key: what; what to do``.
+(``no`` as false, ``010`` as eight, ``4:30`` as a number, dates) cannot happen. Every error in a file is a
+``ConfigError`` of the form ``file:line: key: what; what to do``.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import yaml
 from yaml.constructor import ConstructorError
 
-from vase_cli.errors import ConfigError, decode_text, did_you_mean
+from vase_cli.errors import ConfigError, decode_text, did_you_mean, file_access
 
 Scalar: TypeAlias = int | float | bool | str
 Place: TypeAlias = tuple[str | int, ...]  # the keys, and for an item of a list its index, that lead to a value
@@ -68,12 +68,10 @@ def read_document(path: Path) -> Document:
     Raises:
         ConfigError: the file cannot be read, is not UTF-8, not YAML, or not one plain mapping.
     """
-    try:
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; name a YAML file in it")
+    with file_access("read", path, ConfigError):
         data = path.read_bytes()
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder; name a YAML file in it") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise ConfigError(f"{path}:1: starts with a byte-order mark; save the file as UTF-8 without one")
     text = decode_text(data, str(path), ConfigError)
@@ -134,7 +132,7 @@ def _build(node: yaml.Node, place: Place, lines: dict[Place, int]) -> Any:
         if not isinstance(key_node, yaml.ScalarNode):
             problem = "a key must be a single word; quote it if it is text"
         elif key in values:
-            problem = f"{key}: given twice, first in line {lines[*place, key]}; keep one"
+            problem = f"{key}: duplicate key, first in line {lines[*place, key]}; keep one"
         elif key == "<<":
             problem = _named((*place, key), "merge keys are not used here; write the keys out")
         if problem:
@@ -144,7 +142,7 @@ def _build(node: yaml.Node, place: Place, lines: dict[Place, int]) -> Any:
     return values
 
 
-def _line(mark: Any) -> int:
+def _line(mark: yaml.Mark | None) -> int:
     return mark.line + 1 if mark else 1
 
 
@@ -160,7 +158,7 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
 
 
 def parse_scalar(text: str) -> Scalar:
-    """Unquoted text as YAML 1.2's core schema reads it, less octal, hexadecimal, inf and nan: those stay text.
+    """Unquoted text as YAML 1.2's core schema reads it, except octal, hexadecimal, inf and nan, which stay text.
 
     A number with a leading zero (``010``) stays text too: it reads as two different numbers in YAML 1.1 and 1.2.
     """

@@ -105,9 +105,10 @@ class LLM(EngineFactory):
         """
         own = method if isinstance(method, EvictionPolicy) else None
         changes = {**settings, "model": model and os.fspath(model), "method": None if own else method, "budget": budget}
-        resolved, entry, notes = Catalog.open(zoo=zoo).resolve(recipe, changes)
+        catalog = Catalog.open(zoo=zoo)
+        resolved, entry = catalog.resolve(recipe, changes)
         super().__init__(plan_run(resolved, entry, policy=own))
-        for note in (*notes, *self.plan.notes):
+        for note in (*catalog.notes(recipe, entry), *self.plan.notes):
             warnings.warn(note, stacklevel=2)
         self._engine: Engine | None = None
         self._events: Generator[Event] | None = None

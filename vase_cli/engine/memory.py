@@ -99,8 +99,8 @@ def plan_memory(
     if max_num_seqs == "auto":
         return plan(min(fitting, most_num_seqs))
     if int(max_num_seqs) > fitting:
-        sizes = f"{plan(int(max_num_seqs)).message()}, of which {_USABLE_SHARE:.0%} can be planned with"
-        raise ConfigError(f"{max_num_seqs} slots do not fit: {sizes}; use --slots {fitting} or less, or --slots auto")
+        sizes = f"{plan(int(max_num_seqs)).message()}, {_USABLE_SHARE:.0%} of it usable"
+        raise ConfigError(f"{max_num_seqs} slots do not fit: {sizes}; use --slots {fitting} or less, or auto")
     return plan(int(max_num_seqs))
 
 

@@ -1,6 +1,7 @@
 """A run before a weight is read: the recipe's method, device, attention, limits and memory, checked and final."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vase_cli import plugins
 from vase_cli.attention.base import AttentionBackend
@@ -126,7 +127,8 @@ def plan_run(
     if policy.reads_thresholds:
         thresholds = load_thresholds(entry, facts.shape) if weights is None else None
         if thresholds is None:
-            policy = replace(policy, outliers="count")
+            counting: dict[str, Any] = {"outliers": "count"}
+            policy = replace(policy, **counting)
             counted = f"{entry.name} has no thresholds, so outliers are told by their count"
             notes = (f"warning: {method}: {counted}; `vase calibrate` makes thresholds",)
     return RunPlan(recipe, entry, method, device, facts, backend, policy, thresholds, notes, weights)

@@ -10,21 +10,20 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
-class PairedDifference(NamedTuple):
-    """Mean of (a - b) over the problems both runs have, and its standard error over those problems."""
+class Estimate(NamedTuple):
+    """A mean over problems and its standard error: the sample standard deviation (n - 1) over sqrt(n).
 
-    difference: float | None
+    Both are fractions of 1; None without problems, and the error for fewer than two.
+    """
+
+    mean: float | None
     standard_error: float | None
     problems: int
 
 
-def mean_accuracy_and_standard_error(problems: Sequence[Sequence[float]]) -> tuple[float | None, float | None]:
-    """Mean over problems of the mean over samples, and its standard error over problems.
-
-    ``problems`` holds for each problem the scores of its samples, at least one. Both figures are fractions of 1, None
-    without problems; the error is the sample standard deviation (n - 1) over sqrt(n), None for fewer than two.
-    """
-    return _mean_and_standard_error([statistics.fmean(scores) for scores in problems])
+def mean_accuracy(problems: Sequence[Sequence[float]]) -> Estimate:
+    """Estimate the accuracy from the scores of each problem's samples, of which each has at least one."""
+    return _estimate([statistics.fmean(scores) for scores in problems])
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -39,18 +38,17 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return (draws - math.comb(samples - correct, k)) / draws
 
 
-def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> PairedDifference:
-    """Compare two runs problem by problem, which removes how hard the problems are from the error.
+def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> Estimate:
+    """Compare two runs, a - b, problem by problem, which removes how hard the problems are from the error.
 
     Each run maps problem ids to the scores of their samples; problems that only one run has are left out.
     """
     shared = sorted(a.keys() & b.keys())
-    differences = [statistics.fmean(a[problem]) - statistics.fmean(b[problem]) for problem in shared]
-    return PairedDifference(*_mean_and_standard_error(differences), len(shared))
+    return _estimate([statistics.fmean(a[problem]) - statistics.fmean(b[problem]) for problem in shared])
 
 
-def _mean_and_standard_error(values: Sequence[float]) -> tuple[float | None, float | None]:
+def _estimate(values: Sequence[float]) -> Estimate:
     if not values:
-        return None, None
+        return Estimate(None, None, 0)
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return statistics.fmean(values), error
+    return Estimate(statistics.fmean(values), error, len(values))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vase_cli.evaluation.accuracy import PairedDifference, paired_difference
+from vase_cli.evaluation.accuracy import Estimate, paired_difference
 from vase_cli.reports.numbers import number, percent, points
 from vase_cli.reports.tables import Table
 from vase_cli.runs.schema import Sample, Summary
@@ -35,10 +35,10 @@ class FinishedRun:
     samples: Mapping[str, Sample]
     path: Path | None = None
 
-    def against(self, full: "FinishedRun | None", task: str) -> PairedDifference:
-        """Accuracy in a task less that of ``full``; no difference without it, or if this is it."""
+    def against(self, full: "FinishedRun | None", task: str) -> Estimate:
+        """Accuracy in a task minus that of ``full``; no difference without ``full`` or for that run itself."""
         if full is None or full is self:
-            return PairedDifference(None, None, 0)
+            return Estimate(None, None, 0)
         return paired_difference(self._scores(task), full._scores(task))
 
     def _scores(self, task: str) -> dict[str, list[float]]:
@@ -50,7 +50,7 @@ class FinishedRun:
 
 
 def comparison_tables(runs: Sequence[FinishedRun]) -> list[Table]:
-    """A table for each task, one row for each run in the order given; how to read them is under the last."""
+    """A table for each task, one row for each run, in their order; the last has a note on how to read them."""
     full = next((run for run in runs if all(budget is None for budget in run.budgets.values())), None)
     tasks = list(runs[0].budgets)
     return [
@@ -65,7 +65,7 @@ def _row(run: FinishedRun, task: str, full: FinishedRun | None) -> list[str]:
         run.label,
         number(run.budgets[task]),
         points(metrics.accuracy, metrics.standard_error),
-        points(against.difference, against.standard_error, "+"),
+        points(against.mean, against.standard_error, "+"),
         *map(number, (metrics.mean_completion_tokens, metrics.mean_cached_tokens)),
         *(percent(share, 0) for share in (metrics.loop_share, metrics.truncated_share)),
         number(run.summary.decode_tokens_per_s),

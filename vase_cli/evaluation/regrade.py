@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vase_cli import plugins
-from vase_cli.errors import ConfigError, DataError
+from vase_cli.errors import ConfigError
 from vase_cli.evaluation.summary import summarize
 from vase_cli.graders.base import Grader
 from vase_cli.runs.folder import RunFolder
@@ -49,8 +49,7 @@ def regrade(path: Path) -> Regraded:
         graders = {name: stack.enter_context(plugins.load("graders", name)()) for name in names}
         samples, changed = [], 0
         for sample in folder.samples.values():
-            if (task := tasks.get(sample.task)) is None:
-                raise DataError(f"{path}: sample {sample.id} is of a task that run.json does not name; delete its line")
+            task = tasks[sample.task]
             samples.append(graded(graders[task.grader], task.fallbacks, sample))
             changed += samples[-1].grade != sample.grade
         backup = folder.replace_completions(samples)

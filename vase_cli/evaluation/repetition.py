@@ -4,6 +4,8 @@ Both look at the end of a text only and take well under a millisecond.
 """
 
 import itertools
+import operator
+import re
 import unicodedata
 
 _LOOP_TAIL = 500  # characters looked at
@@ -11,7 +13,6 @@ _TIMES = 5
 _SHORTEST_PHRASE = 10  # characters; a longer phrase that repeats holds a shorter one that does, so no longest is needed
 _DISTINCT = 3  # different letters or digits in what repeats
 _LONGEST_PERIOD = (_LOOP_TAIL - _SHORTEST_PHRASE) // (_TIMES - 1)
-_BLOCK = 20  # every loop is at least two blocks long, so it holds a whole aligned one
 
 _GARBAGE_TAIL = 200  # characters looked at
 _FEWEST_SIGNS = 10
@@ -30,19 +31,19 @@ def has_repetition(text: str) -> bool:
     (``-----``, ``|---|---|``), runs of spaces, rows of zeros and ``0.3333`` are layout and numbers.
     """
     tail = text[-_LOOP_TAIL:]
-    if len(tail) == _LOOP_TAIL and any(tail[period:] == tail[:-period] for period in range(1, _LONGEST_PERIOD + 1)):
-        return True
-    for start in range(0, len(tail) - _BLOCK + 1, _BLOCK):
-        block = tail[start : start + _BLOCK]
-        match = tail.find(block, start + _SHORTEST_PHRASE)
-        while match != -1 and match - start <= _LONGEST_PERIOD:
-            period = match - start
-            if _repeats(tail, start, period):
-                cycle = tail[start : start + period]
-                if len({character for character in cycle if character.isalnum()}) >= _DISTINCT:
-                    return True
-                break  # a ruler; the words of a longer loop around it stand in another block
-            match = tail.find(block, match + 1)
+    for period in range(_SHORTEST_PHRASE, _LONGEST_PERIOD + 1):
+        needed = (_TIMES - 2) * period + _SHORTEST_PHRASE  # characters that equal the one a period later
+        half = needed // 2  # a long enough stretch holds one of this length that begins at a multiple of it
+        starts = range(0, len(tail) - period, half)
+        if all(tail[at : at + half] != tail[at + period : at + period + half] for at in starts):
+            continue
+        same = bytes(map(operator.eq, tail, tail[period:]))
+        if len(tail) == _LOOP_TAIL and 0 not in same:
+            return True
+        for stretch in re.finditer(b"\1{%d}" % needed, same):
+            cycle = tail[stretch.start() : stretch.start() + period]
+            if len(set(filter(str.isalnum, cycle))) >= _DISTINCT:
+                return True
     return False
 
 
@@ -53,7 +54,7 @@ def has_garbage_tail(text: str) -> bool:
 
     - at least 10 characters, and more than half of those that are not white space, are U+FFFD, control,
       surrogate, private-use or unassigned code points;
-    - at least 4 scripts are used, and at least 10 times two neighbouring letters are of different ones
+    - at least 4 scripts are used, and at least 10 times two neighboring letters are of different ones
       (``naمرinkствова``). Latin beside Greek, as in formulas, and anything beside East Asian writing,
       which has no spaces, do not count.
     """
@@ -67,22 +68,6 @@ def has_garbage_tail(text: str) -> bool:
         return False
     joined = [{left, right} for left, right in itertools.pairwise(scripts) if left and right and left != right]
     return sum("EAST ASIAN" not in pair and pair != {"LATIN", "GREEK"} for pair in joined) >= _FEWEST_SIGNS
-
-
-def _repeats(text: str, start: int, period: int) -> bool:
-    """Measure the stretch around ``start`` that has this period: does it hold the phrase often enough?"""
-    needed = (_TIMES - 2) * period + _SHORTEST_PHRASE  # characters that equal the one a period later
-    # The first aligned block of a stretch begins less than a block after it, so most of it follows.
-    following = needed - _BLOCK
-    if text[start : start + following] != text[start + period : start + period + following]:
-        return False
-    first = start
-    while first > 0 and text[first - 1] == text[first - 1 + period]:
-        first -= 1
-    end = start
-    while end + period < len(text) and text[end] == text[end + period]:
-        end += 1
-    return end - first >= needed
 
 
 def _script(character: str) -> str | None:

@@ -5,22 +5,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vase_cli.errors import DataError
-from vase_cli.evaluation.accuracy import mean_accuracy_and_standard_error, pass_at_k
-from vase_cli.runs.folder import COMPLETIONS_FILE, RUN_FILE
+from vase_cli.evaluation.accuracy import mean_accuracy, pass_at_k
 from vase_cli.runs.schema import Metrics, Run, RunTask, Sample, Session, Summary
 
 
 def summarize(samples: Iterable[Sample], run: Run, sessions: Sequence[Session] = ()) -> Summary:
-    """Work out the figures of a run from its finished samples; speed and memory from its sessions alone.
-
-    DataError for a sample of a task that run.json does not name.
-    """
+    """Work out the figures of a run from its finished samples; speed and memory from its sessions alone."""
     by_task: dict[str, list[Sample]] = {task.name: [] for task in run.tasks}
     for sample in samples:
-        if sample.task not in by_task:
-            where = f"{COMPLETIONS_FILE} of {run.name} has a sample of task '{sample.task}'"
-            raise DataError(f"{where}, which its {RUN_FILE} does not name; delete the line")
         by_task[sample.task].append(sample)
     finished = [sample for task in by_task.values() for sample in task]
     overall = _metrics(finished, run.tasks)
@@ -45,7 +37,7 @@ def _metrics(samples: Sequence[Sample], tasks: Sequence[RunTask]) -> Metrics:
     graded = [group for group in problems.values() if all(sample.grade is not None for sample in group)]
     correct = [[float(sample.grade == "correct") for sample in group] for group in graded]
     strict = [[float(sample.grade == "correct" and not _fallback(sample)) for sample in group] for group in graded]
-    accuracy, standard_error = mean_accuracy_and_standard_error(correct)
+    accuracy = mean_accuracy(correct)
     planned = sum(task.problems * task.samples for task in tasks)
     return Metrics(
         problems=len(problems),
@@ -53,9 +45,9 @@ def _metrics(samples: Sequence[Sample], tasks: Sequence[RunTask]) -> Metrics:
         samples=len(samples),
         planned_samples=planned,
         complete=len(samples) >= planned,
-        accuracy=accuracy,
-        standard_error=standard_error,
-        strict_accuracy=mean_accuracy_and_standard_error(strict)[0],
+        accuracy=accuracy.mean,
+        standard_error=accuracy.standard_error,
+        strict_accuracy=mean_accuracy(strict).mean,
         pass_at_k=_pass_at_powers_of_two(correct),
         no_answer_share=_mean(sample.grade == "no_answer" for group in graded for sample in group),
         truncated_share=_mean(sample.finish_reason == "length" for sample in samples),

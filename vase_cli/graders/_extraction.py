@@ -6,6 +6,7 @@ Every repeat in a pattern is bounded: the text may be a megabyte of anything.
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 
 def answer_part(text: str, thought_open: bool) -> str | None:
@@ -14,10 +15,19 @@ def answer_part(text: str, thought_open: bool) -> str | None:
     return None if "<think>" in rest or (thought_open and not closed) else rest
 
 
-def extract(part: str, fallbacks: Sequence[str]) -> tuple[str, str] | None:
-    """The answer and the rule that found it: "boxed", else the first of the fallbacks that finds one."""
-    answers = ((_RULES[name](part), name) for name in ("boxed", *fallbacks))
-    return next(((answer, name) for answer, name in answers if answer is not None), None)
+class Extracted(NamedTuple):
+    """An answer as it stands in the text, and the rule that found it."""
+
+    answer: str
+    rule: str
+
+
+def extract(part: str, fallbacks: Sequence[str]) -> Extracted | None:
+    """The answer in the last box, else that of the first fallback that finds one; None without an answer."""
+    for rule in ("boxed", *fallbacks):
+        if (answer := _RULES[rule](part)) is not None:
+            return Extracted(answer, rule)
+    return None
 
 
 _BOX_TOKEN = re.compile(r"\\\\?(?P<box>boxed|fbox)(?![A-Za-z])\s*|\\.|[{}]", re.DOTALL)

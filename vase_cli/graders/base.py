@@ -56,17 +56,19 @@ class Grader(ABC):
         part = answer_part(text, thought_open)
         if part is None:
             return Grade("no_answer", None, "", "the thought was never closed")
-        answer = extract(part, fallbacks)
-        if answer is None:
+        extracted = extract(part, fallbacks)
+        if extracted is None:
             return Grade("no_answer", None, "")
-        prediction, rule = answer
-        if len(prediction) <= MAX_ANSWER_CHARS:
-            status, detail = self.judge(target, prediction)
-        elif prediction == gold.strip():
-            status, detail = "correct", ""
-        else:
-            status, detail = "wrong", f"longer than {MAX_ANSWER_CHARS:,} characters: compared as text only"
-        return Grade(status, prediction, rule, detail)
+        prediction, rule = extracted
+        as_text = len(prediction) > MAX_ANSWER_CHARS
+        try:
+            correct = prediction == gold.strip() if as_text else self.judge(target, prediction)
+        except DataError as error:
+            return Grade("error", prediction, rule, str(error))
+        detail = (
+            f"longer than {MAX_ANSWER_CHARS:,} characters: compared as text only" if as_text and not correct else ""
+        )
+        return Grade("correct" if correct else "wrong", prediction, rule, detail)
 
     def parse_gold(self, gold: str) -> Any:
         """The target of a gold answer, which ``judge`` compares with.
@@ -79,8 +81,12 @@ class Grader(ABC):
         return gold
 
     @abstractmethod
-    def judge(self, target: Any, prediction: str) -> tuple[Status, str]:
-        """Status and detail of an extracted answer of at most ``MAX_ANSWER_CHARS`` characters."""
+    def judge(self, target: Any, prediction: str) -> bool:
+        """Decide whether an extracted answer of at most ``MAX_ANSWER_CHARS`` characters is correct.
+
+        Raises:
+            DataError: why that could not be decided.
+        """
 
     def close(self) -> None:  # noqa: B027 - most graders hold nothing
         """End what the grader holds; it may be used again afterwards."""

@@ -4,7 +4,7 @@ import re
 
 from vase_cli.errors import DataError
 from vase_cli.graders._latex import normalize
-from vase_cli.graders.base import Grader, Status
+from vase_cli.graders.base import Grader
 
 _LETTER = re.compile(
     r"(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:option|choice|answer)\s*(?:is)?\s*:?\s*)?"
@@ -31,9 +31,9 @@ class ChoiceGrader(Grader):
             raise DataError(f"the gold answer '{gold[:40]}' is not one of A, B, C, D")
         return gold.strip()
 
-    def judge(self, target: str, prediction: str) -> tuple[Status, str]:
+    def judge(self, target: str, prediction: str) -> bool:
         """Compare letters."""
-        return ("correct" if _letter(prediction) == target else "wrong"), ""
+        return _letter(prediction) == target
 
 
 def _letter(prediction: str) -> str | None:

@@ -5,7 +5,7 @@ import re
 from vase_cli.errors import DataError
 from vase_cli.graders._latex import clean, last_side, normalize
 from vase_cli.graders._scalar import read_scalar
-from vase_cli.graders.base import Grader, Status
+from vase_cli.graders.base import Grader
 
 
 class IntegerGrader(Grader):
@@ -26,10 +26,10 @@ class IntegerGrader(Grader):
             raise DataError(f"the gold answer '{gold[:40]}' is not an integer from 0 to 999")
         return int(clean(gold))
 
-    def judge(self, target: int, prediction: str) -> tuple[Status, str]:
+    def judge(self, target: int, prediction: str) -> bool:
         """Compare values."""
         number = read_scalar(last_side(normalize(prediction)))
-        return ("correct" if number and not number.percent and number.value == target else "wrong"), ""
+        return number is not None and not number.percent and number.value == target
 
 
 GRADER = IntegerGrader

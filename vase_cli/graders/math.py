@@ -12,14 +12,14 @@ import sys
 import threading
 import weakref
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import vase_cli
-from vase_cli.errors import RunError
+from vase_cli.errors import DataError, RunError
 from vase_cli.graders._extraction import last_boxed
 from vase_cli.graders._latex import key, normalize
 from vase_cli.graders._scalar import read_scalar, same_scalar
-from vase_cli.graders.base import Grader, Status
+from vase_cli.graders.base import Grader
 
 _START_TIMEOUT_S = 120.0
 
@@ -58,23 +58,25 @@ class MathGrader(Grader):
         super().parse_gold(gold)
         return normalize(last_boxed(gold) or gold)
 
-    def judge(self, target: str, prediction: str) -> tuple[Status, str]:
+    def judge(self, target: str, prediction: str) -> bool:
         """Compare equal spellings and plain numbers in this process, all else in a worker.
 
         Raises:
+            DataError: the comparison took too long or too much memory, or failed.
             RunError: no worker could be started.
         """
         prediction = normalize(prediction)
         if not prediction or key(target) == key(prediction):
-            return ("correct" if prediction else "wrong"), ""
+            return bool(prediction)
         target_scalar, scalar = read_scalar(target), read_scalar(prediction)
         if target_scalar and scalar:
-            return ("correct" if same_scalar(target_scalar, scalar) else "wrong"), ""
+            return same_scalar(target_scalar, scalar)
         worker = self._take()
-        reply = worker.ask(target, prediction, self.timeout_s)
-        if worker.alive():
-            self._idle.append(worker)
-        return ("error", reply["error"]) if "error" in reply else (("correct" if reply["equal"] else "wrong"), "")
+        try:
+            return worker.ask(target, prediction, self.timeout_s)
+        finally:
+            if worker.alive():
+                self._idle.append(worker)
 
     def close(self) -> None:
         """End the idle workers; the next comparison starts new ones."""
@@ -109,27 +111,31 @@ class _Worker:
         self._requests = self._process.stdin
         self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=_forward, args=(self._process.stdout, self._replies), daemon=True).start()
-        ready = self.ask("x+1", "1+x", _START_TIMEOUT_S)
-        if "error" in ready:
+        try:
+            self.ask("x+1", "1+x", _START_TIMEOUT_S)
+        except DataError as error:
             self.kill()
-            raise RunError(f"the math grader's worker did not start: {ready['error']}; check `pip show math-verify`")
+            raise RunError(f"the math grader's worker did not start: {error}; check `pip show math-verify`") from error
 
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, target: str, prediction: str, timeout_s: float) -> dict[str, Any]:
-        """The reply, with "equal" or "error"; a process without one within the time is killed."""
+    def ask(self, target: str, prediction: str, timeout_s: float) -> bool:
+        """Ask whether two answers are equal; DataError says why there is no reply, and then the process may be dead."""
         request = {"target": target, "prediction": prediction, "limit_s": timeout_s}
         try:
             print(json.dumps(request), file=self._requests, flush=True)
-            return dict(json.loads(self._replies.get(timeout=timeout_s)))
+            reply = json.loads(self._replies.get(timeout=timeout_s))
         except BaseException as error:  # Ctrl-C too: the pending reply would be taken for that to the next question
             self.kill()
             if isinstance(error, queue.Empty):
-                return {"error": f"timed out after {timeout_s:g} s"}
+                raise DataError(f"timed out after {timeout_s:g} s") from error
             if isinstance(error, OSError | ValueError):
-                return {"error": "the worker process died"}
+                raise DataError("the worker process died") from error
             raise
+        if "error" in reply:
+            raise DataError(reply["error"])
+        return bool(reply["equal"])
 
     def kill(self) -> None:
         self._process.kill()

@@ -5,7 +5,7 @@ import re
 from vase_cli.errors import DataError
 from vase_cli.graders._latex import last_side, normalize, without_units
 from vase_cli.graders._scalar import Scalar, read_scalar, same_exactly
-from vase_cli.graders.base import Grader, Status
+from vase_cli.graders.base import Grader
 
 _NUMERAL = r"[-+]?\s*[$€£]?\s*[-+]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)(?:\s*/\s*[0-9]+)?(?:\s*\\?%)?"
 _AMONG_WORDS = re.compile(rf"(?:[A-Za-z]+[:\s]+)*(?P<numeral>{_NUMERAL})(?P<rest>.*)", re.DOTALL)
@@ -33,10 +33,10 @@ class NumberGrader(Grader):
             raise DataError(f"the gold answer '{gold[:40]}' is not a number")
         return target
 
-    def judge(self, target: Scalar, prediction: str) -> tuple[Status, str]:
+    def judge(self, target: Scalar, prediction: str) -> bool:
         """Compare values."""
         number = _number(last_side(normalize(prediction)))
-        return ("correct" if number and same_exactly(target, number) else "wrong"), ""
+        return number is not None and same_exactly(target, number)
 
 
 def _number(text: str) -> Scalar | None:

@@ -89,8 +89,8 @@ def describe(
     if entry.shape is not None and entry.shape != shape:
         differs = f"the config says {shape}, the zoo entry {entry.name} says {entry.shape}"
         raise ModelError(f"{where}: {differs}: not the same model")
-    if entry.architecture is not None and (difference := entry.architecture.difference(config)):
-        raise ModelError(f"{where}: the config says {difference} the zoo entry {entry.name}: not the same model")
+    if entry.architecture is not None:
+        entry.architecture.check(config, where)
     with quiet(), loading_errors(entry), torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
     skeleton.tie_weights()

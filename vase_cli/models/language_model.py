@@ -86,6 +86,7 @@ class LanguageModel:
 
     Attributes:
         facts, device: figures of the model, and where its weights are.
+        model: transformers' own module, with these weights.
         eos_token_ids: every id that ends a text, from the generation config.
         usual_scale: whether every layer's scores are q·k / sqrt(D).
     """
@@ -101,7 +102,7 @@ class LanguageModel:
         self.facts = facts
         self.device = device
         self.eos_token_ids = eos_token_ids
-        self._model = model
+        self.model = model
         self._fused: FusedForward | None = None
         self._compiled: CompiledForward | None = None
         self.usual_scale = self._check_layers(where)
@@ -112,7 +113,7 @@ class LanguageModel:
         Raises:
             FusionError: it cannot be used, and why; transformers' own forward stays.
         """
-        self._fused = fuse(self._model, self.forward)
+        self._fused = fuse(self.model, self.forward)
 
     @property
     def compiled(self) -> bool:
@@ -152,7 +153,7 @@ class LanguageModel:
         return self._logits(token_ids, positions, **{_STEP: step})
 
     def _logits(self, token_ids: Tensor, positions: Tensor, **step: ForwardStep) -> Tensor:
-        out = self._model(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=1, **step)
+        out = self.model(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=1, **step)
         logits: Tensor = out.logits[:, -1]
         return logits
 

@@ -54,7 +54,8 @@ def load_thresholds(entry: ModelEntry, shape: ModelShape) -> Thresholds | None:
             problem = f"thresholds of {found or 'none'}, the model has {value or 'none'}"
             raise ConfigError(f"{where}: {key}: {problem}; {again}")
     numbers = path.parent / facts.numbers
-    values = require_tensor(numbers, load_tensors(numbers)[0], TENSOR, (shape.layers, shape.kv_heads), torch.float32)
+    tensors, _ = load_tensors(numbers)
+    values = require_tensor(numbers, tensors, TENSOR, (shape.layers, shape.kv_heads), torch.float32)
     if numbers_digest(numbers) != facts.digest:
         raise DataError(f"{numbers}: not the numbers that {path.name} speaks of; {again}")
     if not bool(values.isfinite().all()):

@@ -105,7 +105,7 @@ def _tail_weight(measured: Measured) -> Picture:
     for axes, (title, grid) in zip(panels, grids.items(), strict=True):
         mesh = axes.pcolormesh(*edges, grid.T, cmap=heat_colors(), norm=norm, edgecolors=INK["paper"], linewidth=1)
         cells = [(layer, head, float(grid[layer, head])) for head in range(heads) for layer in range(layers)]
-        picture.hint(mesh, [f"layer {layer}, KV head {head}: {short(ratio)}" for layer, head, ratio in cells])
+        picture.hint([f"layer {layer}, KV head {head}: {short(ratio)}" for layer, head, ratio in cells], mesh)
         for layer, head, ratio in cells:
             if 6.4 * len(short(ratio)) <= across - 4 and down >= 14:
                 ink = INK["muted" if ratio != ratio else heat_ink(measured.heat_step(ratio))]
@@ -144,8 +144,7 @@ def _range_by_layer(measured: Measured) -> Picture:
     )
     hint = "layer {}: p1 {}, p50 {} to {}, p99 {}, largest {}"
     texts = [hint.format(layer, *map(short, span)) for layer, span in enumerate(zip(*spans, strict=True))]
-    for artist in artists:
-        picture.hint(artist, texts)
+    picture.hint(texts, *artists)
     log_scale(axes, np.concatenate(spans), 300)
     axes.set(xlim=(-0.5, len(x) - 0.5), xticks=_labels(len(x), slot, 26))
     axes.set(xlabel="layer", ylabel="value range (log scale)")
@@ -167,8 +166,7 @@ def _first_positions(measured: Measured) -> Picture:
     bars = axes.vlines(x, least, most, INK["blue-pale"], linewidth=20, label="lowest to highest head")
     dots = axes.scatter(x, middle, 64, INK["blue"], zorder=3, label="median over heads")
     hint = "{0}: median over heads {2}, from {1} to {3}"
-    for artist in (bars, dots):
-        picture.hint(artist, [hint.format(name, *map(short, span)) for name, span in spans.items()])
+    picture.hint([hint.format(name, *map(short, span)) for name, span in spans.items()], bars, dots)
     for at, value in zip(x, middle, strict=True):
         _note(axes, (at, value), short(value), "ink", away=12)
     for at in set(range(len(names))) - set(x):
@@ -197,7 +195,7 @@ def _thought(measured: Measured) -> Picture:
         _note(axes, (1, limit), f"threshold\n{short(limit)}", "ink", within=axes.get_yaxis_transform())
         over = np.flatnonzero(values > limit)
         dots = axes.scatter(over, values[over], 20, INK["orange"], zorder=3, label="token over the threshold")
-        picture.hint(dots, [f"position {at}, token {visible(tokens[at])}: {short(values[at])}" for at in over])
+        picture.hint([f"position {at}, token {visible(tokens[at])}: {short(values[at])}" for at in over], dots)
         peak = int(values.argmax())
         if p50 > 0 and len(over) and values[peak] >= HEAVY_RATIO:
             away = 7 if peak < 0.8 * len(tokens) else -7
@@ -248,7 +246,7 @@ def _validation(runs: Sequence[Mapping[str, Any]]) -> Picture:
 def _note(
     axes: "Axes", place: tuple[float, float], text: str, color: str, *, within: Any = "data", away: float = 7
 ) -> None:
-    """A text beside a place of an axes, over what is drawn there."""
+    """Write a text beside a place of an axes, over what is drawn there."""
     axes.annotate(
         text, place, (away, 0), xycoords=within, textcoords="offset points", color=INK[color], size=11,
         ha="left" if away > 0 else "right", va="center",

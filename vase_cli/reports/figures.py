@@ -120,7 +120,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def log_scale(axes: "Axes", values: Iterable[float], pixels: float) -> None:
-    """Make the y axis, of so many pixels, logarithmic for these values, with 0 at its foot where one is 0."""
+    """Make the y axis, ``pixels`` high, logarithmic for these values, with 0 at its foot if one of them is 0."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     values = [*values]
@@ -152,10 +152,11 @@ class Picture:
         for line in legend.get_lines():
             line.set_linewidth(min(line.get_linewidth(), 12))
 
-    def hint(self, artist: "Collection", texts: list[str]) -> None:
-        """Set the texts that the elements of a collection, in their order, show to a reader who points at them."""
-        artist.set_gid(f"hints-{len(self._hints)}")
-        self._hints[f"hints-{len(self._hints)}"] = texts
+    def hint(self, texts: list[str], *artists: "Collection") -> None:
+        """Set the texts that the elements of each collection, in their order, show to a reader who points at them."""
+        for artist in artists:
+            artist.set_gid(f"hints-{len(self._hints)}")
+            self._hints[f"hints-{len(self._hints)}"] = texts
 
     def save(self, kind: Literal["png", "svg", "pdf"]) -> bytes:
         """The figure as a file, the same bytes for the same drawing; a PNG has two dots for a pixel each way."""

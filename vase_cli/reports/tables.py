@@ -16,8 +16,8 @@ class Table:
     rows: Sequence[Sequence[str]]  # each with a cell for each heading
     title: str = ""  # a line above; none if empty
     notes: Sequence[str] = ()  # lines below
-    left: int = 1  # so many first columns hold text; the others hold numbers, aligned to the right
-    whole: int = 0  # so many first columns never break on a narrow terminal
+    left: int = 1  # number of first columns that hold text; the others hold numbers, aligned to the right
+    whole: int = 0  # number of first columns that never break on a narrow terminal
 
     def lines(self) -> list[str]:
         """The table as plain text, columns two blanks apart."""

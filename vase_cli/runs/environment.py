@@ -15,7 +15,7 @@ _LIBRARIES = ("torch", "triton", "transformers", "flash-attn", "datasets", "math
 _CHECKOUT = Path(vase_cli.__file__).resolve().parent.parent
 
 
-def environment(gpus: Sequence[str] = ()) -> dict[str, Any]:
+def environment(gpus: Sequence[str] = (), checkout: Path = _CHECKOUT) -> dict[str, Any]:
     """Collect ``vase_version``, ``versions``, ``git`` and ``hardware`` of run.json, with the names of the GPUs."""
     import psutil
 
@@ -24,7 +24,7 @@ def environment(gpus: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "vase_version": vase_cli.__version__,
         "versions": {"python": platform.python_version(), **{name: library_version(name) for name in _LIBRARIES}},
-        "git": _git(_CHECKOUT),
+        "git": _git(checkout),
         "hardware": {"cpu": _cpu(), "cores": cores, "ram_bytes": psutil.virtual_memory().total, "gpus": list(gpus)},
     }
 

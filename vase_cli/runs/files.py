@@ -9,19 +9,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from vase_cli.errors import DataError, RunError, VaseError, file_error
+from vase_cli.errors import DataError, RunError, VaseError, file_access
 from vase_cli.runs.schema import Record, fault
 
 R = TypeVar("R", bound=Record)
-
-
-@contextlib.contextmanager
-def file_access(action: str, path: Path, kind: type[VaseError]) -> Iterator[None]:
-    """Turn an OSError into the one line for a file that cannot be used: of ``kind``, or RunError for a full disk."""
-    try:
-        yield
-    except OSError as error:
-        raise file_error(action, path, error, kind) from error
 
 
 def read_document(path: Path, version: int, otherwise: str) -> dict[str, Any]:
@@ -82,31 +73,27 @@ def write_document(path: Path, value: Mapping[str, Any], kind: type[VaseError] =
 
 
 def write_file(path: Path, content: bytes, kind: type[VaseError] = RunError, *, durable: bool = True) -> None:
-    """Write a file as :func:`write_atomically` does; a VaseError of ``kind`` if the folder is gone or takes none."""
-    with file_access("write", path, kind):
-        write_atomically(path, content, durable=durable)
-
-
-def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Replace a file in one step: a reader, or a kill, finds the old or the new one, whole.
 
-    With ``durable`` the disk is waited for, so that a power failure leaves a whole one too.
+    With ``durable`` the disk is waited for, so that a power failure leaves a whole one too. A VaseError of ``kind`` if
+    the folder is gone or cannot be written.
     """
     temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    if durable and os.name == "posix":  # elsewhere a folder cannot be opened
-        folder = os.open(path.parent, os.O_RDONLY)
+    with file_access("write", path, kind):
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        if durable and os.name == "posix":  # elsewhere a folder cannot be opened
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)

@@ -30,8 +30,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from vase_cli.errors import ConfigError, RunError, VaseError, file_error
-from vase_cli.runs.files import checked, file_access, line_of, read_document, read_lines, write_document, write_file
+from vase_cli.errors import ConfigError, DataError, RunError, VaseError, file_access
+from vase_cli.runs.files import checked, line_of, read_document, read_lines, write_document, write_file
 from vase_cli.runs.schema import FORMAT, Record, Run, Sample, Session, Summary
 
 RUN_FILE, SUMMARY_FILE = "run.json", "summary.json"
@@ -61,11 +61,15 @@ class StoredRun:
         self.run = checked(run, Run, str(path / RUN_FILE), f"restore it, or {afresh}")
         self.sessions = read_sessions(path)
         completions = path / COMPLETIONS_FILE
+        names = {task.name for task in self.run.tasks}
         self._whole_bytes, last, repeated = 0, b"\n", 0
         for line, sample in read_lines(completions, Sample, "restore the line, or delete it to run its sample again"):
             if sample is None:
                 self.notes.append(f"{completions} ended in a cut line ({len(line)} bytes), which is left out")
                 break
+            if sample.task not in names:
+                of = f"sample {sample.id} is of task '{sample.task}'"
+                raise DataError(f"{completions}: {of}, which {RUN_FILE} does not name; delete its line")
             repeated += sample.id in self.samples
             self.samples.setdefault(sample.id, sample)
             self._whole_bytes, last = self._whole_bytes + len(line), line
@@ -89,6 +93,7 @@ class RunFolder(StoredRun):
             DataError: a file in it is broken, other than a cut last line.
         """
         self._completions: FileIO | None = None
+        self._measured: Mapping[str, Any] | None = None  # by this process, and not yet closed
         self._started_at, self._started, self._process = now(), time.monotonic(), os.getpid()
         if run is None:
             _require_run_folder(path)
@@ -106,10 +111,10 @@ class RunFolder(StoredRun):
                 write_document(path / RUN_FILE, run.model_dump(), ConfigError)
             super().__init__(path)
             self._earlier_sessions = len(self.sessions)
-            if run is not None and (difference := _difference(self.run, run)):
+            for difference in _differences(self.run, run or self.run):
                 raise ConfigError(f"{path} {difference}; move the folder away or choose another output folder")
             self.notes[:0] = _changes(self.run, run or self.run)
-            self._mend()
+            self._repair()
             self._lock = lock.pop_all()
 
     def append(self, sample: Sample) -> None:
@@ -163,8 +168,8 @@ class RunFolder(StoredRun):
 
         Called every few samples, so that a kill loses little.
         """
-        own: dict[str, Any] = {"host": socket.gethostname(), "pid": self._process, "started_at": self._started_at}
-        self._write_session(Session(**own, **self._so_far(closed=False), **measured), durable=False)
+        self._write_session(measured, closed=False)
+        self._measured = measured
 
     def write_summary(self, summary: Summary) -> None:
         """Write summary.json in one step."""
@@ -176,9 +181,9 @@ class RunFolder(StoredRun):
             return
         with self._lock:
             self._close_completions()
-            for session in self.sessions[self._earlier_sessions :]:
-                if not session.closed:
-                    self._write_session(session.model_copy(update=self._so_far(closed=True)), durable=True)
+            if self._measured is not None:
+                self._write_session(self._measured, closed=True)
+                self._measured = None
 
     def __enter__(self) -> Self:
         return self
@@ -188,7 +193,7 @@ class RunFolder(StoredRun):
         with contextlib.suppress(VaseError) if kind is not None else contextlib.nullcontext():
             self.close()
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Cut off what follows the last whole line, and write that line's newline if it lacks one."""
         path = self.path / COMPLETIONS_FILE
         with file_access("write", path, ConfigError):
@@ -199,12 +204,12 @@ class RunFolder(StoredRun):
                     file.flush()
                     os.fsync(file.fileno())
 
-    def _so_far(self, *, closed: bool) -> dict[str, Any]:
-        return {"updated_at": now(), "closed": closed, "wall_s": round(time.monotonic() - self._started, 3)}
-
-    def _write_session(self, session: Session, *, durable: bool) -> None:
+    def _write_session(self, measured: Mapping[str, Any], *, closed: bool) -> None:
+        own: dict[str, Any] = {"host": socket.gethostname(), "pid": self._process, "started_at": self._started_at}
+        wall_s = round(time.monotonic() - self._started, 3)
+        session = Session(**own, updated_at=now(), closed=closed, wall_s=wall_s, **measured)
         self.sessions[self._earlier_sessions :] = [session]
-        self._write_lines(SESSIONS_FILE, self.sessions, durable=durable)
+        self._write_lines(SESSIONS_FILE, self.sessions, durable=closed)
 
     def _write_lines(self, name: str, records: Iterable[Record], *, durable: bool = True) -> None:
         write_file(self.path / name, b"".join(line_of(dict(record)) for record in records), durable=durable)
@@ -234,15 +239,16 @@ def read_sessions(path: Path) -> list[Session]:
     return [session for _, session in lines if session is not None]
 
 
-def _difference(stored: Run, run: Run) -> str:
-    """Say how a folder's run is not this one, or ""."""
+def _differences(stored: Run, run: Run) -> Iterator[str]:
+    """Say how a folder's run is not this one, the most telling first."""
     if stored.config_hash != run.config_hash:
-        return f"belongs to another config ({stored.config_hash[:8]}, this one is {run.config_hash[:8]})"
+        yield f"belongs to another config ({stored.config_hash[:8]}, this one is {run.config_hash[:8]})"
     for before, after in zip(stored.tasks, run.tasks, strict=False):
         for fact in ("name", "version", "problems", "samples"):
             if (old := getattr(before, fact)) != (new := getattr(after, fact)):
-                return f"was started with {fact} {old!r} of task {before.name}, now it is {new!r}"
-    return "was started with other tasks" if len(stored.tasks) != len(run.tasks) else ""
+                yield f"was started with {fact} {old!r} of task {before.name}, now it is {new!r}"
+    if len(stored.tasks) != len(run.tasks):
+        yield "was started with other tasks"
 
 
 def _changes(stored: Run, new: Run) -> list[str]:
@@ -263,16 +269,15 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     path, process = folder / ".lock", os.getpid()
     lock = FileLock(path, timeout=0, fallback_to_soft=False)  # a soft lock would outlive a kill
-    try:
-        lock.acquire()
-    except Timeout as error:
-        holder = ""
-        with contextlib.suppress(OSError):
-            holder = path.read_text(encoding="utf-8", errors="replace")[:300]
-        in_use = f"{folder} is in use by {holder or 'another process'}"
-        raise ConfigError(f"{in_use}; wait until it ends, or stop it") from error
-    except OSError as error:
-        raise file_error("lock", path, error, ConfigError) from error
+    with file_access("lock", path, ConfigError):
+        try:
+            lock.acquire()
+        except Timeout as error:
+            holder = ""
+            with contextlib.suppress(OSError):
+                holder = path.read_text(encoding="utf-8", errors="replace")[:300]
+            in_use = f"{folder} is in use by {holder or 'another process'}"
+            raise ConfigError(f"{in_use}; wait until it ends, or stop it") from error
     try:
         with contextlib.suppress(OSError):  # a system may keep a locked file from being written
             path.write_text(f"process {process} on {socket.gethostname()}", encoding="utf-8")

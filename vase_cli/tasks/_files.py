@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vase_cli import plugins
-from vase_cli.errors import DataError, decode_text, first_line, nearest
-from vase_cli.tasks._rows import KNOWN_FIELDS, Row, field_key
+from vase_cli.errors import DataError, decode_text, file_access, first_line, nearest
+from vase_cli.tasks._rows import KNOWN_FIELDS, Row, RowError, field_key
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 UNKNOWN_KIND = f"unknown kind of file; give {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
@@ -55,7 +55,7 @@ def find_data(task: str, data: Path | None) -> Path | None:
 
 
 def missing_file(origin: str, path: Path) -> str:
-    """The message for a file that is not there: the nearest name beside it."""
+    """The message for a file that is not there, with the nearest name in its folder."""
     try:
         close = nearest(path.name, _problem_files(path.parent))
     except OSError:
@@ -76,11 +76,10 @@ def read_rows(path: Path) -> Iterator[Row]:
     reader = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
         raise DataError(f"{path}: {UNKNOWN_KIND}")
-    try:
+    if not path.exists():
+        raise DataError(missing_file(str(path), path))
+    with file_access("read", path, DataError):
         raw = path.read_bytes()
-    except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise DataError(missing_file(str(path), path) if missing else f"{path}: {error.strerror or error}") from error
     yield from reader(path, raw.removeprefix(_BOM))
 
 
@@ -88,25 +87,31 @@ def _json_lines(path: Path, raw: bytes) -> Iterator[Row]:
     lines = raw.split(b"\n")
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            value, fault = _json_line(line)
-            if fault.startswith("invalid JSON") and number == len(lines):
-                fault = "the last line is cut off in the middle of a row"
-            yield Row(f"{path}:{number}", value, fault)
+            try:
+                value = _json_value(line, last=number == len(lines))
+            except RowError as fault:
+                value = fault
+            yield Row(f"{path}:{number}", value)
 
 
-def _json_line(line: bytes) -> tuple[Any, str]:
+def _json_value(line: bytes, *, last: bool) -> Any:
     if b"\0" in line:
-        return None, "holds a NUL byte"
+        raise RowError("holds a NUL byte")
     if line.startswith(_BOM):
-        return None, "a byte-order mark inside the file (two files joined?)"
+        raise RowError("a byte-order mark inside the file (two files joined?)")
     try:
-        return json.loads(line.decode("utf-8")), ""
+        return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return None, f"bad UTF-8 at byte {error.start + 1} of the line"
-    except json.JSONDecodeError as error:
-        return None, f"invalid JSON at column {error.colno}: {error.msg}"
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets without end
-        return None, f"invalid JSON: {error}"
+        raise RowError(f"bad UTF-8 at byte {error.start + 1} of the line") from error
+    except (ValueError, RecursionError) as error:
+        raise RowError("the last line is cut off in the middle of a row" if last else _invalid_json(error)) from error
+
+
+def _invalid_json(error: ValueError | RecursionError) -> str:
+    """The message for a syntax error, a number of thousands of digits, or brackets without end."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"invalid JSON at column {error.colno}: {error.msg}"
+    return f"invalid JSON: {error}"
 
 
 def _json(path: Path, raw: bytes) -> Iterable[Row]:
@@ -123,10 +128,9 @@ def _json(path: Path, raw: bytes) -> Iterable[Row]:
             mark = _SEPARATOR.match(text, end)
         if not mark or mark.end() < len(text):
             json.loads(text)  # knows what is wrong, and where
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}: invalid JSON at column {error.colno}: {error.msg}") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: invalid JSON: {error}") from error
+        where = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else str(path)
+        raise DataError(f"{where}: {_invalid_json(error)}") from error
     return rows
 
 
@@ -145,14 +149,15 @@ def _csv(path: Path, raw: bytes) -> Iterator[Row]:
         start = reader.line_num + 1
         for values in reader:
             if values:
-                fault = "" if len(values) <= len(header) else f"{len(values)} fields, the header has {len(header)}"
-                yield Row(f"{path}:{start}", dict(zip(header, values, strict=False)), fault)
+                fault = RowError(f"{len(values)} fields, the header has {len(header)}")
+                fields = dict(zip(header, values, strict=False))
+                yield Row(f"{path}:{start}", fields if len(values) <= len(header) else fault)
             start = reader.line_num + 1
     except csv.Error as error:
         # The reader cannot tell where the next row starts, so what follows is lost with this one.
         cut = "unexpected end" in str(error)
-        fault = "the last row is cut off in a quoted field" if cut else f"invalid CSV: {error}"
-        yield Row(f"{path}:{start}", None, fault)
+        reason = "the last row is cut off in a quoted field" if cut else f"invalid CSV: {error}"
+        yield Row(f"{path}:{start}", RowError(reason))
 
 
 def _parquet(path: Path, raw: bytes) -> Iterator[Row]:

@@ -36,7 +36,7 @@ def read_hub(task: str, source: HubSource, *, gated: bool) -> Iterator[Row]:
     except Exception as error:
         page = f"https://huggingface.co/datasets/{source.id}"
         terms = f"it is gated: go online, accept its terms at {page} and log in with `hf auth login`"
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        reason = (str(error).strip() or "no reason stated").splitlines()[0]
         problem = f"cannot load {task} from the hub dataset {source.id} ({type(error).__name__}: {reason})"
         file = f"give the problems as a file: --data {task}.jsonl, or $VASE_DATA, a folder with {task}.jsonl in it"
         raise DataError(f"{problem}; {terms if gated else 'go online'}, or {file}") from error

@@ -67,14 +67,15 @@ class Row:
     """One raw row."""
 
     where: str  # "gsm8k.jsonl:12", "gsm8k.parquet row 12" or "openai/gsm8k row 12"
-    value: Any
-    fault: str = ""  # why it cannot be read
+    value: Any  # the object with its fields, or a RowError: why it cannot be read
     id_prefix: str = ""  # keeps ids apart where a task joins several datasets
 
     def fields(self) -> Fields:
         """The fields; raises ``RowError`` if there are none."""
-        if self.fault or not isinstance(self.value, Mapping):
-            raise RowError(self.fault or "not an object with fields")
+        if isinstance(self.value, RowError):
+            raise self.value
+        if not isinstance(self.value, Mapping):
+            raise RowError("not an object with fields")
         return Fields(self.value)
 
 

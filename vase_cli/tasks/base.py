@@ -39,7 +39,6 @@ class Problem:
 class ProblemSet:
     """A task's problems."""
 
-    task: str
     problems: tuple[Problem, ...]
     source: str
     skipped_rows: tuple[str, ...] = ()  # a message for each
@@ -78,8 +77,8 @@ class Task:
     ) -> ProblemSet:
         """The problems, in the order of their source: ``data``, else ``$VASE_DATA``, else the generator or the hub.
 
-        ``seed`` draws the order of options where there are any. ``limit`` keeps the first so many usable
-        rows; the whole source is checked all the same.
+        ``seed`` draws the order of options where there are any. ``limit`` is the number of first usable rows
+        to keep; the whole source is checked all the same.
 
         Raises:
             ConfigError: ``limit`` below 1.
@@ -91,7 +90,7 @@ class Task:
         if path is not None:
             source, rows = str(path), list(read_rows(path))
         elif self.generate is not None:
-            return ProblemSet(self.name, tuple(self.generate())[:limit], f"generated (version {self.version})")
+            return ProblemSet(tuple(self.generate())[:limit], f"generated (version {self.version})")
         else:
             source = "hub " + " + ".join(map(str, self.hub))
             rows = [row for part in self.hub for row in read_hub(self.name, part, gated=self.gated)]
@@ -101,13 +100,13 @@ class Task:
         problems, faults = self.parse(rows, seed=seed)
         if faults and not skip_bad_rows:
             more = f" (and {len(faults) - 1:,} more bad rows)" if len(faults) > 1 else ""
-            raise DataError(f"{faults[0]}{more}; mend it, or leave such rows out with --skip-bad-rows")
+            raise DataError(f"{faults[0]}{more}; fix it, or skip such rows with --skip-bad-rows")
         if not problems:
             why = f"all {len(faults):,} rows are bad, the first: {faults[0]}" if faults else "it holds no rows"
             raise DataError(f"no usable problem in {source}: {why}")
         if path is not None and self.count is not None and len(problems) != self.count:
             source += f" ({len(problems):,} problems; the whole {self.name} has {self.count:,})"
-        return ProblemSet(self.name, tuple(problems[:limit]), source, tuple(faults))
+        return ProblemSet(tuple(problems[:limit]), source, tuple(faults))
 
     def parse(self, rows: Iterable[Row], *, seed: int) -> tuple[list[Problem], list[str]]:
         """Problems of the usable rows, and a message for each other row: where it is and what is wrong."""
