@@ -266,10 +266,12 @@ class Assembly:
         by_speed = ("triton", "flash_attention_2", "sdpa") if self.device.type == "cuda" else ("sdpa",)
         for name in by_speed if asked == "auto" else (asked,):
             backend: AttentionBackend = plugins.load("attention", name)()
-            refusal = backend.refusal(self.device, self.facts.torch_dtype, self.facts.shape.head_dim)
-            if refusal is None:
+            try:
+                backend.check(self.device, self.facts.torch_dtype, self.facts.shape.head_dim)
                 return backend
-        raise ConfigError(refusal)
+            except ConfigError as error:
+                refusal = error
+        raise refusal
 
 
 def measured(

@@ -32,7 +32,7 @@ from vase_cli.engine.sequence import Batch, BatchEntry, Sequence
 from vase_cli.engine.settings import EngineSettings, check_settings
 from vase_cli.engine.steps import PrefillStep
 from vase_cli.engine.timing import StepTimer, mark, milliseconds
-from vase_cli.errors import ConfigError, ModelError, first_line
+from vase_cli.errors import ModelError, first_line
 from vase_cli.eviction.base import EvictionPolicy
 from vase_cli.models.language_model import LanguageModel
 from vase_cli.randomness import stream_key
@@ -79,8 +79,7 @@ class Engine:
             ModelError: out of memory.
         """
         check_settings(policy, settings)
-        if refusal := backend.refusal(model.device, model.facts.torch_dtype, model.facts.shape.head_dim):
-            raise ConfigError(refusal)
+        backend.check(model.device, model.facts.torch_dtype, model.facts.shape.head_dim)
         self.settings = settings
         self.stats = EngineStats()
         self.timer = StepTimer(model.device, on=timed)
