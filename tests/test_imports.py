@@ -22,8 +22,8 @@ LINE = [
     ["models"],
     ["tasks", "config"],
     ["eviction", "attention", "graders", "runs", "reports"],
-    ["randomness"],
     ["kernels"],
+    ["randomness"],
     ["plugins", "device", "tensor_files"],
     ["errors"],
 ]

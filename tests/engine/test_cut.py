@@ -7,11 +7,11 @@ import torch
 from helpers.caches import FIELDS, snapshot, stored_anyhow
 
 from vase_cli import plugins
-from vase_cli.engine import cut
 from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 from vase_cli.engine.steps import DecodeStep, PrefillStep
 from vase_cli.eviction.base import CacheView, EvictionPolicy
+from vase_cli.kernels.ops import TorchOps
 from vase_cli.randomness import SequenceNoise
 
 LAYERS, ROWS, HEADS, GROUP, HEAD_DIM, BUDGET, WINDOW = 3, 4, 2, 2, 16, 12, 4
@@ -22,7 +22,7 @@ def make_cache(policy: EvictionPolicy) -> StaticCache:
     shape = CacheShape(
         LAYERS, ROWS, BUDGET + WINDOW, HEADS, HEAD_DIM, HEADS * GROUP, WINDOW if "queries" in policy.needs else 0, 4
     )
-    return StaticCache(shape, torch.float32, torch.device("cpu"))
+    return StaticCache(shape, torch.float32, torch.device("cpu"), TorchOps())
 
 
 class Echo:
@@ -83,8 +83,8 @@ class ListText:
                 values=values,
                 positions=torch.tensor(heads, dtype=torch.int32)[None],
                 queries=self.queries[layer, self.tokens - WINDOW : self.tokens][None],
-                prompt_tokens=torch.tensor([self.prompt]),
-                text_tokens=torch.tensor([self.tokens]),
+                prompt_lens=torch.tensor([self.prompt]),
+                seq_lens=torch.tensor([self.tokens]),
                 budget=BUDGET,
                 window=WINDOW,
                 noise=SequenceNoise(torch.tensor([self.key]), torch.tensor([layer])),
@@ -169,14 +169,13 @@ def full_cache(policy: EvictionPolicy) -> tuple[StaticCache, list[CutSubject]]:
 
 
 @pytest.mark.parametrize("method", EVICTING)
-def test_a_cut_does_not_depend_on_who_else_is_due_or_on_the_memory_for_it(method: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_cut_does_not_depend_on_who_else_is_due_or_on_the_memory_for_it(method: str):
     policy = plugins.load("eviction", method)()
     (together, subjects), (apart, _), (narrow, _) = (full_cache(policy) for _ in range(3))
     Cutter(policy, together, BUDGET, WINDOW).cut(subjects)
     for subject in subjects[::-1]:
         Cutter(policy, apart, BUDGET, WINDOW).cut([subject])
-    monkeypatch.setattr(cut, "_WORKING_BYTES", 1)
-    Cutter(policy, narrow, BUDGET, WINDOW).cut(subjects)
+    Cutter(policy, narrow, BUDGET, WINDOW, scores_bytes=1).cut(subjects)
     for other in (apart, narrow):
         assert all(torch.equal(held, snapshot(other)[name]) for name, held in snapshot(together).items())
 
@@ -189,5 +188,5 @@ def test_a_cut_names_the_first_layer_that_is_not_finite_of_each_row(method: str)
         cache.keys[layer, row, 5] = cache.values[layer, row, 5] = math.nan
     cutter = Cutter(policy, cache, BUDGET, WINDOW)
     bad_layers = cutter.cut(subjects)
-    assert bad_layers.dtype == torch.int32 and bad_layers.tolist() == [LAYERS, 1, 2]
+    assert bad_layers.dtype == torch.int64 and bad_layers.tolist() == [LAYERS, 1, 2]
     assert cutter.cut([]).tolist() == []

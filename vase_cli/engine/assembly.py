@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vase_cli import kernels, plugins
+from vase_cli import plugins
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.config.budget import Budget, resolve_budget
 from vase_cli.config.method_options import make_method
@@ -21,6 +21,7 @@ from vase_cli.engine.sampling import drawn_from_few
 from vase_cli.engine.settings import EngineSettings, check_settings
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
+from vase_cli.kernels.ops import select_ops
 from vase_cli.models.compiled import WORTHWHILE_STEPS
 from vase_cli.models.describe import ModelFacts, describe
 from vase_cli.models.fused import FusionError
@@ -70,7 +71,7 @@ class Assembly:
         policy: the method with its options; one that asks for thresholds, where the model has none, counts instead.
         thresholds: those of the model, where the method reads them.
         notes: one line for each thing the user should know.
-        device, hardware: the device that the model runs on, and its figures.
+        device, hardware, ops: the device that the model runs on, its figures, and what computes cuts and draws there.
         facts, backend: figures of the model, and its attention.
         random_weights: drawn in place of the model's own; None where those are read.
     """
@@ -97,6 +98,7 @@ class Assembly:
         self.policy: EvictionPolicy = make_method(recipe)
         self.device = resolve_device(recipe.device)
         self.hardware = Device(self.device)
+        self.ops = select_ops(self.device)
         self.random_weights = weights
         describe_model = describe if weights is None else weights.describe
         self.facts: ModelFacts = describe_model(entry, recipe.dtype, self.device)
@@ -178,7 +180,7 @@ class Assembly:
         def cache_shape(count: int) -> CacheShape:
             shapes = [
                 self._settings(part, max_num_seqs=count, longest_prompt_tokens=longest).cache_shape(
-                    self.facts, self.policy, self.backend, self.device
+                    self.facts, self.policy, self.backend, self.ops
                 )
                 for part, longest in parts
             ]
@@ -195,7 +197,7 @@ class Assembly:
             available_bytes=available_bytes - reserved_bytes,
             max_num_seqs=max_num_seqs,
             most_num_seqs=max(1, min(most_num_seqs or MOST_NUM_SEQS[self.device.type], requests)),
-            kernels=self.device.type == "cuda" and kernels.usable_on(self.device),
+            kernels=self.ops.has_kernels,
             few_candidates=drawn_from_few(self.recipe.sampling),
         )
 
@@ -210,11 +212,13 @@ class Assembly:
                 self._loaded.model = load(self.entry, self.tokenizer, self.recipe.dtype, self.device)
             else:
                 self._loaded.model = self.random_weights.load(self.entry, self.recipe.dtype, self.device)
-            if self.device.type == "cuda":
+            if self.ops.has_kernels:
                 try:
                     self._loaded.model.fuse()
                 except FusionError as error:
                     self._loaded.unfused = str(error)
+            elif self.device.type == "cuda":
+                self._loaded.unfused = "no Triton on this device"
         return self._loaded.model
 
     def decode_through(self, planned_steps: int) -> str:
@@ -243,9 +247,8 @@ class Assembly:
         """An engine with a cache of its own, for one part; loads the weights."""
         settings = self._settings(part, max_num_seqs=max_num_seqs, longest_prompt_tokens=longest_prompt_tokens)
         thresholds = None if self.thresholds is None else self.thresholds.values.to(self.device)
-        return Engine(
-            self.load(), self.policy, self.backend, settings, timed=timed, observer=observer, thresholds=thresholds
-        )
+        options: dict[str, Any] = {"timed": timed, "observer": observer, "thresholds": thresholds, "ops": self.ops}
+        return Engine(self.load(), self.policy, self.backend, settings, **options)
 
     def _settings(self, part: Part, *, max_num_seqs: int, longest_prompt_tokens: int) -> EngineSettings:
         total = part.max_total_tokens

@@ -34,6 +34,7 @@ from vase_cli.engine.steps import PrefillStep
 from vase_cli.engine.timing import StepTimer, mark, milliseconds
 from vase_cli.errors import ModelError, first_line
 from vase_cli.eviction.base import EvictionPolicy
+from vase_cli.kernels.ops import TorchOps, select_ops
 from vase_cli.models.language_model import LanguageModel
 from vase_cli.randomness import stream_key
 
@@ -62,6 +63,7 @@ class Engine:
         observer: Callable[[Completion, torch.Tensor], None] | None = None,
         thresholds: torch.Tensor | None = None,
         run_ahead: bool | None = None,
+        ops: TorchOps | None = None,
     ) -> None:
         """Allocate the cache.
 
@@ -73,6 +75,7 @@ class Engine:
                 a method that evicts, the step in flight may have cut the row once more.
             thresholds: (L, H) float32 on the model's device, for a method that reads them.
             run_ahead: whether a step is launched before the one before it is read; None is on CUDA only.
+            ops: what computes cuts and draws; None is :func:`select_ops`.
 
         Raises:
             ConfigError: settings that do not fit the method, or a backend that does not fit the model.
@@ -86,6 +89,7 @@ class Engine:
         self._model = model
         self._policy = policy
         self._backend = backend
+        self._ops = select_ops(model.device) if ops is None else ops
         self._observer = observer
         self._thresholds = thresholds
         self._cuda = model.device.type == "cuda"
@@ -106,9 +110,9 @@ class Engine:
     def _allocate(self) -> None:
         """Make the cache and what stands beside it, for ``max_num_seqs`` rows, all idle; all of it or nothing."""
         settings, model = self.settings, self._model
-        made_for = (model.facts, self._policy, self._backend, model.device)
+        made_for = (model.facts, self._policy, self._backend, self._ops)
         shape = settings.cache_shape(*made_for, usual_scale=model.usual_scale)
-        cache = StaticCache(shape, model.facts.torch_dtype, model.device)
+        cache = StaticCache(shape, model.facts.torch_dtype, model.device, self._ops)
         cutter = None
         if settings.budget is not None and settings.cut_at is not None:
             cutter = Cutter(self._policy, cache, settings.budget, settings.window, self._thresholds)
@@ -212,7 +216,7 @@ class Engine:
         set_row(self._state.token_keys, row, self._stream_key(request, "tokens"))
         token_keys = self._state.token_keys[row : row + 1]
         positions = torch.full_like(token_keys, prompt_tokens)
-        token, finite = sample(logits, self.settings.sampling, token_keys, positions)
+        token, finite = sample(logits, self.settings.sampling, token_keys, positions, self._ops)
         finite, bad_layer = finite.long(), step.bad_layer()
         if bad_layer is not None:
             self._note_cut(sequence)
