@@ -8,7 +8,7 @@ sequences that are due are one batch. Elsewhere the shapes of the arithmetic mus
 by itself, always in the same groups of layers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.graphs import CaptureError, capture
 from vase_cli.eviction.base import CacheView, EvictionPolicy
+from vase_cli.kernels.ranking import best_mask
 from vase_cli.randomness import SequenceNoise
 
 _WORKING_BYTES = 256 * 2**20  # memory of the scores that are worked on together
@@ -53,6 +54,15 @@ class EvictionBatch(NamedTuple):
     seq_lens: Tensor  # tokens of the text, the prompt included
 
 
+class Cut(NamedTuple):
+    """What a cut of one sequence has decided, on the CPU: the candidates of each head in text order."""
+
+    text_tokens: int  # the prompt included
+    positions: Tensor  # (L, H, C) int32, of the text
+    scores: Tensor  # (L, H, C) float32, as the method gave them
+    kept: Tensor  # (L, H, C) bool
+
+
 class _CapturedCut(NamedTuple):
     """The cut of one row as a graph: it reads the (1, 4) int64 numbers of a subject and writes its first bad layer."""
 
@@ -67,6 +77,8 @@ class Cutter:
     Args:
         policy, cache, budget, window: what cuts, and what is cut.
         thresholds: (L, H) float32 on the cache's device, for methods that read them; None for none.
+        on_cut: called with the row and the :class:`Cut` of each sequence that is cut, of a prompt once for all layers,
+            where C is T - W. The host then waits for the device, and no graph is captured.
         scores_bytes: memory of the scores that are worked on together.
     """
 
@@ -77,6 +89,7 @@ class Cutter:
         budget: int,
         window: int,
         thresholds: Tensor | None = None,
+        on_cut: Callable[[int, Cut], None] | None = None,
         scores_bytes: int = _WORKING_BYTES,
     ) -> None:
         self.policy = policy
@@ -84,6 +97,8 @@ class Cutter:
         self.window = window
         self._cache = cache
         self._thresholds = thresholds
+        self._on_cut = on_cut
+        self._prompt_seen: list[tuple[Tensor, Tensor, Tensor]] = []  # of the layers cut so far
         self._batches = policy.batches and cache.ops.scores_in_place(cache.shape.head_dim)
         self._items_at_once = max(1, scores_bytes // _item_bytes(cache.shape, self._batches))
         self._layers = torch.arange(cache.shape.layers, device=cache.keys.device)
@@ -96,7 +111,7 @@ class Cutter:
         A cut is some dozen small launches, which take longer to launch than to run. Where the capture fails rows are
         cut without it, and one line that says why is returned.
         """
-        if not self._batches or self._layers.device.type != "cuda":
+        if not self._batches or self._layers.device.type != "cuda" or self._on_cut is not None:
             return []
         numbers = torch.tensor([CutSubject(0, 0, 0, self._cache.shape.tokens)], device=self._layers.device)
         bad_layers: list[Tensor] = []  # the capture's is the last
@@ -138,12 +153,16 @@ class Cutter:
         rows = (batch.rows[:, None] + self._first_rows).flatten()
         items = EvictionBatch(rows, *torch.stack(batch[1:])[..., None].repeat(1, 1, count).flatten(1))
         stored = self._cache.by_storage_row()
-        finite = []
+        finite, seen = [], []
         for together in self._batches_of(sequences):
             part = EvictionBatch(*(numbers[together] for numbers in items))
             view = self._view(part, layers[together], **stored)
             scores = self.policy.keep_scores(view)
+            if self._on_cut is not None:
+                seen.append(self._look(view, scores))
             finite.append(self._cache.evict(scores, self.policy.prompt_mask(view), part.rows, part.seq_lens))
+        if self._on_cut is not None:
+            self._report(self._on_cut, batch.rows.tolist(), batch.seq_lens.tolist(), seen)
         of_items = finite[0] if len(finite) == 1 else torch.cat(finite)
         return self.first_bad_layer(of_items.view(sequences, count))
 
@@ -164,6 +183,23 @@ class Cutter:
             ops=self._cache.ops,
             **stored,
         )
+
+    def _look(self, view: CacheView, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Positions, scores and what stays, of N items, see :class:`Cut`."""
+        kept = best_mask(scores, self.budget - self.window, must_keep=self.policy.prompt_mask(view))
+        return view.candidate_positions.int().cpu(), scores.cpu(), kept.cpu()
+
+    def _report(
+        self,
+        on_cut: Callable[[int, Cut], None],
+        rows: Sequence[int],
+        text_tokens: Sequence[int],
+        seen: Sequence[tuple[Tensor, Tensor, Tensor]],
+    ) -> None:
+        """Hand on what was seen of the items of some sequences."""
+        positions, scores, kept = (torch.cat(parts).unflatten(0, (len(rows), -1)) for parts in zip(*seen, strict=True))
+        for row, *decided in zip(rows, text_tokens, positions, scores, kept, strict=True):
+            on_cut(row, Cut(*decided))
 
     def prompt_layers_at_once(self, tokens: int) -> int:
         """Number of layers whose states, of a prompt of so many tokens, are kept and cut together."""
@@ -189,10 +225,17 @@ class Cutter:
         positions = torch.arange(tokens, dtype=torch.int32, device=keys.device).repeat(count, heads, 1)
         states = {"keys": keys, "values": values, "positions": positions, "queries": queries}
         view = self._view(items, self._layers[among], **states)
-        kept, finite = self.policy.select(view)
+        scores = self.policy.keep_scores(view)
+        kept, finite = self.policy.select(view, scores)
         wide = kept.transpose(1, 2)[..., None].expand(-1, -1, -1, head_dim)
         self._cache.write(among, subject.row, keys.gather(1, wide), values.gather(1, wide))
         self._cache.write_positions(among, subject.row, positions.gather(2, kept), tokens)
+        if self._on_cut is not None:
+            if first_layer == 0:
+                self._prompt_seen.clear()
+            self._prompt_seen.append(self._look(view, scores))
+            if among.stop == self._cache.shape.layers:
+                self._report(self._on_cut, [subject.row], [subject.text_tokens], self._prompt_seen)
         return finite
 
     def _batches_of(self, sequences: int) -> Iterator[slice]:

@@ -146,14 +146,14 @@ class EvictionPolicy(ABC):
     def check(self, budget: int, window: int) -> None:  # noqa: B027 - most methods have nothing to refuse
         """Refuse parameters that cannot work with this budget with a ``ConfigError`` that says which, and the range."""
 
-    def select(self, view: CacheView) -> tuple[Tensor, Tensor]:
-        """Choose which tokens stay.
+    def select(self, view: CacheView, scores: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Choose which tokens stay, by ``keep_scores`` or by ``scores`` that it has given.
 
         Returns:
             kept: (N, H, budget) int64, numbers in text order, ascending; the window's come last.
             finite: (N,) bool, False for an item with a NaN score, whose tokens mean nothing.
         """
-        scores = self.keep_scores(view)
+        scores = self.keep_scores(view) if scores is None else scores
         places = view.budget - view.window
         kept = best(scores, places, must_keep=self.prompt_mask(view)).sort(dim=-1).values
         window = torch.arange(view.candidates, view.keys.shape[1], device=kept.device)
