@@ -168,7 +168,8 @@ class Cutter:
 
     def first_bad_layer(self, finite: Tensor) -> Tensor:
         """The first layer that is not finite, L if all are: (n, L) bool of n sequences to (n,) int64."""
-        return torch.where(finite, self._cache.shape.layers, self._layers).amin(dim=1)
+        count = self._cache.shape.layers
+        return torch.add(self._layers, finite, alpha=count).amin(dim=1)  # a finite one counts as L or more
 
     def _view(self, items: EvictionBatch, layers: Tensor, **stored: Any) -> CacheView:
         """The method's view of N items of (N,) layers; ``stored`` are the tensors of the cache, or of a prompt."""
