@@ -98,7 +98,7 @@ class Cutter:
         self._cache = cache
         self._thresholds = thresholds
         self._on_cut = on_cut
-        self._prompt_seen: list[tuple[Tensor, Tensor, Tensor]] = []  # of the layers cut so far
+        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []  # of the items cut so far, see _look
         self._batches = policy.batches and cache.ops.scores_in_place(cache.shape.head_dim)
         self._items_at_once = max(1, scores_bytes // _item_bytes(cache.shape, self._batches))
         self._layers = torch.arange(cache.shape.layers, device=cache.keys.device)
@@ -153,16 +153,15 @@ class Cutter:
         rows = (batch.rows[:, None] + self._first_rows).flatten()
         items = EvictionBatch(rows, *torch.stack(batch[1:])[..., None].repeat(1, 1, count).flatten(1))
         stored = self._cache.by_storage_row()
-        finite, seen = [], []
+        finite = []
+        self._seen.clear()
         for together in self._batches_of(sequences):
             part = EvictionBatch(*(numbers[together] for numbers in items))
             view = self._view(part, layers[together], **stored)
             scores = self.policy.keep_scores(view)
-            if self._on_cut is not None:
-                seen.append(self._look(view, scores))
+            self._look(view, scores)
             finite.append(self._cache.evict(scores, self.policy.prompt_mask(view), part.rows, part.seq_lens))
-        if self._on_cut is not None:
-            self._report(self._on_cut, batch.rows.tolist(), batch.seq_lens.tolist(), seen)
+        self._report(batch.rows, batch.seq_lens)
         of_items = finite[0] if len(finite) == 1 else torch.cat(finite)
         return self.first_bad_layer(of_items.view(sequences, count))
 
@@ -185,22 +184,18 @@ class Cutter:
             **stored,
         )
 
-    def _look(self, view: CacheView, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Positions, scores and what stays, of N items, see :class:`Cut`."""
-        kept = best_mask(scores, self.budget - self.window, must_keep=self.policy.prompt_mask(view))
-        return view.candidate_positions.int().cpu(), scores.cpu(), kept.cpu()
+    def _look(self, view: CacheView, scores: Tensor) -> None:
+        """Note positions, scores and what stays of N items, see :class:`Cut`, where someone wants to know."""
+        if self._on_cut is not None:
+            kept = best_mask(scores, self.budget - self.window, must_keep=self.policy.prompt_mask(view))
+            self._seen.append((view.candidate_positions.int().cpu(), scores.cpu(), kept.cpu()))
 
-    def _report(
-        self,
-        on_cut: Callable[[int, Cut], None],
-        rows: Sequence[int],
-        text_tokens: Sequence[int],
-        seen: Sequence[tuple[Tensor, Tensor, Tensor]],
-    ) -> None:
-        """Hand on what was seen of the items of some sequences."""
-        positions, scores, kept = (torch.cat(parts).unflatten(0, (len(rows), -1)) for parts in zip(*seen, strict=True))
-        for row, *decided in zip(rows, text_tokens, positions, scores, kept, strict=True):
-            on_cut(row, Cut(*decided))
+    def _report(self, rows: Tensor, seq_lens: Tensor) -> None:
+        """Hand on what was noted of all layers of n sequences, whose rows and lengths are (n,) int64."""
+        if self._on_cut is not None:
+            noted = (torch.cat(parts).unflatten(0, (len(rows), -1)) for parts in zip(*self._seen, strict=True))
+            for row, *decided in zip(rows.tolist(), seq_lens.tolist(), *noted, strict=True):
+                self._on_cut(row, Cut(*decided))
 
     def prompt_layers_at_once(self, tokens: int) -> int:
         """Number of layers whose states, of a prompt of so many tokens, are kept and cut together."""
@@ -231,12 +226,11 @@ class Cutter:
         wide = kept.transpose(1, 2)[..., None].expand(-1, -1, -1, head_dim)
         self._cache.write(among, subject.row, keys.gather(1, wide), values.gather(1, wide))
         self._cache.write_positions(among, subject.row, positions.gather(2, kept), tokens)
-        if self._on_cut is not None:
-            if first_layer == 0:
-                self._prompt_seen.clear()
-            self._prompt_seen.append(self._look(view, scores))
-            if among.stop == self._cache.shape.layers:
-                self._report(self._on_cut, [subject.row], [subject.text_tokens], self._prompt_seen)
+        if first_layer == 0:
+            self._seen.clear()
+        self._look(view, scores)
+        if among.stop == self._cache.shape.layers:
+            self._report(torch.tensor([subject.row]), items.seq_lens[:1])
         return finite
 
     def _batches_of(self, sequences: int) -> Iterator[slice]:
