@@ -22,8 +22,8 @@ LINE = [
     ["models"],
     ["tasks", "config"],
     ["eviction", "attention", "graders", "runs", "reports"],
-    ["randomness"],
     ["kernels"],
+    ["randomness"],
     ["plugins", "device", "tensor_files"],
     ["errors"],
 ]
@@ -35,8 +35,8 @@ OWN = {
     "eviction": {"eviction", "randomness", "kernels", "errors"},
     "graders": {"graders", "errors", "plugins"},
     "tasks": {"tasks", "errors", "plugins"},
-    "attention": {"attention", "kernels"},
-    "kernels": {"kernels", "errors"},
+    "attention": {"attention", "kernels", "errors"},
+    "kernels": {"kernels", "randomness"},
     "reports": {"reports", "device", "errors"},
     "runs": {"runs", "device", "errors"},
 }

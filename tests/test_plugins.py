@@ -129,7 +129,7 @@ def test_the_names_are_those_of_the_files(group: str):
         ("eviction", lambda found: issubclass(found, EvictionPolicy)),
         ("tasks", lambda found: isinstance(found, Task)),
         ("graders", lambda found: issubclass(found, Grader)),
-        ("attention", lambda found: {"refusal", "prefill", "decode"} <= set(dir(found()))),
+        ("attention", lambda found: {"check", "prefill", "decode"} <= set(dir(found()))),
     ],
 )
 def test_every_name_loads_what_its_group_holds(group: str, is_one: Callable[[object], bool]):

@@ -9,12 +9,10 @@ The mixing function is the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSL
 """
 
 import hashlib
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-
-from vase_cli import kernels
 
 Stream = Literal["tokens", "eviction", "calibration"]
 
@@ -22,7 +20,6 @@ _INCREMENT = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit intege
 _MULTIPLIER_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
-_SMALLEST_WEIGHT = 1e-37  # the log of a weight that underflowed to zero stays finite: drawn last, but drawn
 
 
 def stream_key(seed: int, problem_id: str, sample: int, stream: Stream) -> int:
@@ -75,52 +72,18 @@ def _shift_right(state: Tensor, bits: int) -> Tensor:
     return (state >> bits) & ((1 << (64 - bits)) - 1)
 
 
-class SequenceNoise:
-    """The noise of N work items, each one layer of one sequence, for eviction methods.
+class SequenceNoise(NamedTuple):
+    """The noise of N work items, each one layer of one sequence, for eviction methods."""
 
-    Args:
-        keys: (N,) int64, the eviction stream key of each item's sequence.
-        layers: (N,) int64, the layer of each item.
-    """
+    keys: Tensor  # (N,) int64, the eviction stream key of each item's sequence
+    layers: Tensor  # (N,) int64, the layer of each item
 
-    def __init__(self, keys: Tensor, layers: Tensor) -> None:
-        self._keys, self._layers = keys, layers
-
-    def gumbel(self, *counters: Tensor | int) -> Tensor:
-        """Standard Gumbel noise, float32, of the counters' broadcast shape with N first."""
-        return gumbel(self._uniform(counters))
-
-    def normal_numbers(self, count: int, text_tokens: Tensor | None) -> Tensor:
-        """The first ``count`` standard normal numbers of each item, (N, count) float32.
-
-        ``text_tokens``, (N,) int64, gives each cut numbers of its own; with None a sequence keeps its numbers.
-        """
-        if kernels.usable(self._keys):
-            from vase_cli.kernels.token_scores import sequence_uniforms
-
-            return normal(sequence_uniforms(self._keys, self._layers, text_tokens, count))
-        numbers = torch.arange(count, device=self._keys.device)[None]
-        return normal(self._uniform((numbers,) if text_tokens is None else (text_tokens[:, None], numbers)))
-
-    def token_gumbel(
-        self, text_tokens: Tensor, positions: Tensor, rows: Tensor, candidates: int, weights: Tensor | None = None
-    ) -> Tensor:
-        """``gumbel(text_tokens, head, position)`` of each head's first C = ``candidates`` tokens, (N, H, C) float32.
-
-        Args:
-            text_tokens, rows: (N,) int64; the items' rows of R.
-            positions: (R, H, S) int32, in text order.
-            weights: (N, H, C) float32, not negative: adds their logarithms; None for none.
-        """
-        if kernels.usable(positions):
-            from vase_cli.kernels.token_scores import token_gumbel
-
-            return token_gumbel(self._keys, self._layers, text_tokens, positions, rows, candidates, weights)
-        heads = torch.arange(positions.shape[1], device=positions.device)
-        noise = self.gumbel(text_tokens[:, None, None], heads[:, None], positions[..., :candidates][rows].long())
-        return noise if weights is None else weights.clamp_min(_SMALLEST_WEIGHT).log() + noise
-
-    def _uniform(self, counters: tuple[Tensor | int, ...]) -> Tensor:
+    def uniform(self, *counters: Tensor | int) -> Tensor:
+        """Uniform numbers in (0, 1), float32, of the counters' broadcast shape with N first."""
         dimensions = max((counter.dim() for counter in counters if isinstance(counter, Tensor)), default=1)
         shape = (-1, *[1] * (dimensions - 1))
-        return uniform(self._keys.view(shape), self._layers.view(shape), *counters)
+        return uniform(self.keys.view(shape), self.layers.view(shape), *counters)
+
+    def gumbel(self, *counters: Tensor | int) -> Tensor:
+        """Standard Gumbel noise, as :meth:`uniform`."""
+        return gumbel(self.uniform(*counters))

@@ -6,8 +6,9 @@ import types
 import pytest
 import torch
 
-from vase_cli import kernels, plugins
+from vase_cli import plugins
 from vase_cli.attention import sdpa
+from vase_cli.attention.base import AttentionBackend
 from vase_cli.attention.flash_attention_2 import FlashAttention2
 from vase_cli.attention.sdpa import SDPA
 from vase_cli.attention.triton import TritonAttention
@@ -136,16 +137,25 @@ def test_rows_that_are_all_idle_are_zeros():
 # FlashAttention2: here only when it says no.
 
 
+def refusal(backend: AttentionBackend, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """The line that a backend refuses a model with; None if it takes it."""
+    try:
+        backend.check(device, dtype, head_dim)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
 def test_flash_attention_is_refused_on_a_cpu():
-    refusal = FlashAttention2().refusal(CPU, torch.bfloat16, 128)
-    assert refusal == "flash_attention_2 needs a CUDA device, not cpu: use --attention sdpa"
+    line = refusal(FlashAttention2(), CPU, torch.bfloat16, 128)
+    assert line == "flash_attention_2 needs a CUDA device, not cpu: use --attention sdpa"
 
 
 def test_flash_attention_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "flash_attn", None)
-    refusal = FlashAttention2().refusal(GPU, torch.bfloat16, 128)
-    assert refusal is not None and "\n" not in refusal
-    assert "pip install flash-attn --no-build-isolation" in refusal and "--attention sdpa" in refusal
+    line = refusal(FlashAttention2(), GPU, torch.bfloat16, 128)
+    assert line is not None and "\n" not in line
+    assert "pip install flash-attn --no-build-isolation" in line and "--attention sdpa" in line
 
 
 @pytest.mark.parametrize(
@@ -163,38 +173,24 @@ def test_flash_attention_refuses_what_its_kernels_cannot_do(
     dtype: torch.dtype, head_dim: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
-    refusal = FlashAttention2().refusal(GPU, dtype, head_dim)
-    assert refusal == (None if expected is None else f"flash_attention_2 {expected}")
+    line = refusal(FlashAttention2(), GPU, dtype, head_dim)
+    assert line == (None if expected is None else f"flash_attention_2 {expected}")
 
 
 # Triton's kernels have tests of their own: here only when it says no.
 
 
-@pytest.fixture
-def without_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "usable_on", lambda device: device.type == "cuda")
-
-
-@pytest.mark.usefixtures("without_interpreter")
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_triton_is_refused_without_a_cuda_device(device: str):
-    refusal = TritonAttention().refusal(torch.device(device), torch.bfloat16, 128)
-    assert refusal == f"triton needs a CUDA device, not {device}: use --attention sdpa"
-
-
-@pytest.mark.parametrize("interpreting", [False, True])
-def test_kernels_serve_cuda_and_in_the_interpreter_the_cpu(interpreting: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kernels, "_installed", lambda: True)
-    monkeypatch.setattr(kernels, "_interpreting", lambda: interpreting)
-    served = [kernels.usable_on(torch.device(device)) for device in ("cuda", "cpu", "mps")]
-    assert served == [True, interpreting, False]
+    line = refusal(TritonAttention(), torch.device(device), torch.bfloat16, 128)
+    assert line == f"triton needs a CUDA device, not {device}: use --attention sdpa"
 
 
 def test_triton_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    refusal = TritonAttention().refusal(GPU, torch.bfloat16, 128)
-    assert refusal is not None and "\n" not in refusal
-    assert "pip install triton" in refusal and "--attention sdpa" in refusal
+    line = refusal(TritonAttention(), GPU, torch.bfloat16, 128)
+    assert line is not None and "\n" not in line
+    assert "pip install triton" in line and "--attention sdpa" in line
 
 
 @pytest.mark.parametrize(
@@ -213,14 +209,14 @@ def test_triton_refuses_what_its_kernel_cannot_do(
     dtype: torch.dtype, head_dim: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
-    refusal = TritonAttention().refusal(GPU, dtype, head_dim)
-    assert refusal == (None if expected is None else f"triton {expected}")
+    line = refusal(TritonAttention(), GPU, dtype, head_dim)
+    assert line == (None if expected is None else f"triton {expected}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_sdpa_serves_everything(dtype: torch.dtype):
     for device in (CPU, GPU):
-        assert SDPA().refusal(device, dtype, 100) is None
+        assert refusal(SDPA(), device, dtype, 100) is None
 
 
 def test_backends_are_found_by_name():

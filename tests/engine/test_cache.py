@@ -7,6 +7,7 @@ import torch
 from helpers.caches import CPU, FIELDS, SHAPE, filled, snapshot, stored_anyhow
 
 from vase_cli.engine.cache import CacheShape, StaticCache
+from vase_cli.kernels.ops import TorchOps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -15,7 +16,7 @@ from vase_cli.engine.cache import CacheShape, StaticCache
 def test_bytes_are_known_before_anything_is_allocated(sizes: tuple[int, ...], window: int, dtype: torch.dtype):
     layers, slots, tokens, kv_heads, head_dim, query_heads = sizes
     shape = CacheShape(layers, slots, tokens, kv_heads, head_dim, query_heads, window, dtype.itemsize)
-    held = snapshot(StaticCache(shape, dtype, CPU))
+    held = snapshot(StaticCache(shape, dtype, CPU, TorchOps()))
     assert ("queries" in held) == (window > 0)
     assert shape.bytes == sum(tensor.untyped_storage().nbytes() for tensor in held.values())
     assert shape.kv_bytes == held["keys"].nbytes + held["values"].nbytes
@@ -38,8 +39,8 @@ def test_evict_keeps_the_best_where_they_stand_and_moves_the_window_into_the_hol
     rows = torch.tensor([layer * SHAPE.max_num_seqs + row for layer, row in places])
     text_tokens = torch.tensor([70, 71, 90])
     scores = torch.randn(3, 2, budget, generator=generator).round(decimals=0)
-    first = None if named is None else torch.rand(3, 2, budget, generator=generator) < named
-    cache.evict(scores, first, rows, text_tokens, torch.full((2,), 3, dtype=torch.int32))
+    must_keep = None if named is None else torch.rand(3, 2, budget, generator=generator) < named
+    assert cache.evict(scores, must_keep, rows, text_tokens).tolist() == [True, True, True]
     for layer, row, head in itertools.product(range(3), range(4), range(2)):
         old = {name: before[name][layer, row] for name in FIELDS[:4]}
         new = {name: getattr(cache, name)[layer, row] for name in FIELDS[:4]}
@@ -48,7 +49,7 @@ def test_evict_keeps_the_best_where_they_stand_and_moves_the_window_into_the_hol
             continue
         item = places.index((layer, row))
         head_scores = scores[item, head].tolist()
-        named_first = [False] * budget if first is None else first[item, head].tolist()
+        named_first = [False] * budget if must_keep is None else must_keep[item, head].tolist()
         order = sorted(range(budget), key=lambda token: (not named_first[token], -head_scores[token], token))
         kept, gone = sorted(order[: budget - window]), sorted(order[budget - window :])
         slots, end = old["slot_mapping"][head].tolist(), int(text_tokens[item])
@@ -121,7 +122,7 @@ def test_reset_puts_one_row_into_text_order():
 @pytest.mark.parametrize("prompt", [1, 2, 3, 8])
 def test_the_ring_holds_the_last_queries_of_each_row(prompt: int):
     """Fed as a prefill and decode steps feed it; each row at its own place in its text."""
-    cache = StaticCache(SHAPE, torch.float32, CPU)
+    cache = StaticCache(SHAPE, torch.float32, CPU, TorchOps())
     texts = torch.randn(4, 30, 3, 4, 6)  # row, position, layer, query head, head dim
     starts = [prompt + row for row in range(4)]
     for row, layer in itertools.product(range(4), range(3)):
@@ -169,7 +170,6 @@ def test_nothing_that_is_kept_moves_when_rows_are_used():
     cache.write(slice(0, 1), 0, torch.ones(1, 2, 2, 6), torch.ones(1, 2, 2, 6))
     cache.write_positions(slice(0, 1), 0, torch.ones(1, 2, 2, dtype=torch.int32), 2)
     cache.reset(0)
-    bad_layers = torch.full((1,), 3, dtype=torch.int32)
-    cache.evict(torch.ones(1, 2, 8), None, torch.tensor([0]), torch.tensor([11]), bad_layers)
+    cache.evict(torch.ones(1, 2, 8), None, torch.tensor([0]), torch.tensor([11]))
     cache.clear(0)
     assert {name: getattr(cache, name).data_ptr() for name in FIELDS} == places

@@ -7,11 +7,11 @@ import torch
 from helpers.caches import FIELDS, snapshot, stored_anyhow
 
 from vase_cli import plugins
-from vase_cli.engine import cut
 from vase_cli.engine.cache import CacheShape, StaticCache
-from vase_cli.engine.cut import CutSubject, Cutter
+from vase_cli.engine.cut import Cut, CutSubject, Cutter
 from vase_cli.engine.steps import DecodeStep, PrefillStep
 from vase_cli.eviction.base import CacheView, EvictionPolicy
+from vase_cli.kernels.ops import TorchOps
 from vase_cli.randomness import SequenceNoise
 
 LAYERS, ROWS, HEADS, GROUP, HEAD_DIM, BUDGET, WINDOW = 3, 4, 2, 2, 16, 12, 4
@@ -22,7 +22,7 @@ def make_cache(policy: EvictionPolicy) -> StaticCache:
     shape = CacheShape(
         LAYERS, ROWS, BUDGET + WINDOW, HEADS, HEAD_DIM, HEADS * GROUP, WINDOW if "queries" in policy.needs else 0, 4
     )
-    return StaticCache(shape, torch.float32, torch.device("cpu"))
+    return StaticCache(shape, torch.float32, torch.device("cpu"), TorchOps())
 
 
 class Echo:
@@ -83,8 +83,8 @@ class ListText:
                 values=values,
                 positions=torch.tensor(heads, dtype=torch.int32)[None],
                 queries=self.queries[layer, self.tokens - WINDOW : self.tokens][None],
-                prompt_tokens=torch.tensor([self.prompt]),
-                text_tokens=torch.tensor([self.tokens]),
+                prompt_lens=torch.tensor([self.prompt]),
+                seq_lens=torch.tensor([self.tokens]),
                 budget=BUDGET,
                 window=WINDOW,
                 noise=SequenceNoise(torch.tensor([self.key]), torch.tensor([layer])),
@@ -169,14 +169,13 @@ def full_cache(policy: EvictionPolicy) -> tuple[StaticCache, list[CutSubject]]:
 
 
 @pytest.mark.parametrize("method", EVICTING)
-def test_a_cut_does_not_depend_on_who_else_is_due_or_on_the_memory_for_it(method: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_cut_does_not_depend_on_who_else_is_due_or_on_the_memory_for_it(method: str):
     policy = plugins.load("eviction", method)()
     (together, subjects), (apart, _), (narrow, _) = (full_cache(policy) for _ in range(3))
     Cutter(policy, together, BUDGET, WINDOW).cut(subjects)
     for subject in subjects[::-1]:
         Cutter(policy, apart, BUDGET, WINDOW).cut([subject])
-    monkeypatch.setattr(cut, "_WORKING_BYTES", 1)
-    Cutter(policy, narrow, BUDGET, WINDOW).cut(subjects)
+    Cutter(policy, narrow, BUDGET, WINDOW, scores_bytes=1).cut(subjects)
     for other in (apart, narrow):
         assert all(torch.equal(held, snapshot(other)[name]) for name, held in snapshot(together).items())
 
@@ -189,5 +188,70 @@ def test_a_cut_names_the_first_layer_that_is_not_finite_of_each_row(method: str)
         cache.keys[layer, row, 5] = cache.values[layer, row, 5] = math.nan
     cutter = Cutter(policy, cache, BUDGET, WINDOW)
     bad_layers = cutter.cut(subjects)
-    assert bad_layers.dtype == torch.int32 and bad_layers.tolist() == [LAYERS, 1, 2]
+    assert bad_layers.dtype == torch.int64 and bad_layers.tolist() == [LAYERS, 1, 2]
     assert cutter.cut([]).tolist() == []
+
+
+@pytest.mark.parametrize("protect_prompt", [False, True])
+@pytest.mark.parametrize("at_once", [1, 2**30])
+def test_each_cut_can_be_looked_at(protect_prompt: bool, at_once: int):
+    """Against what the row held before and holds afterwards, and the method's own scores."""
+    given: list[torch.Tensor] = []
+
+    class Noted(plugins.load("eviction", "vase-attnv")):
+        def keep_scores(self, view: CacheView) -> torch.Tensor:
+            given.append(super().keep_scores(view))
+            return given[-1]
+
+    policy = Noted(protect_prompt=protect_prompt)
+    cache, subjects = full_cache(policy)
+    seen: list[tuple[int, Cut]] = []
+    before = cache.positions[..., :BUDGET].clone()
+
+    def note(row: int, decided: Cut) -> None:
+        seen.append((row, decided))
+
+    cutter = Cutter(policy, cache, BUDGET, WINDOW, on_cut=note, scores_bytes=at_once)
+    assert cutter.prepare() == []
+    assert cutter.cut(subjects).tolist() == [LAYERS] * 3
+    assert [(row, decided.text_tokens) for row, decided in seen] == [(s.row, s.text_tokens) for s in subjects]
+    scores = torch.cat(given).view(3, LAYERS, HEADS, BUDGET)
+    for (row, decided), own in zip(seen, scores, strict=True):
+        assert torch.equal(decided.positions, before[:, row]) and decided.positions.dtype == torch.int32
+        assert torch.equal(decided.scores, own)
+        check_kept(decided, cache.positions[:, row, :, : BUDGET - WINDOW], 5 if protect_prompt else 0)
+
+
+@pytest.mark.parametrize("tokens", [BUDGET + 1, 31])
+def test_a_prompts_cut_is_looked_at_once_for_all_layers(tokens: int):
+    policy = plugins.load("eviction", "snapkv-sample")()
+    cache = make_cache(policy)
+    seen: list[tuple[int, Cut]] = []
+    cutter = Cutter(policy, cache, BUDGET, WINDOW, on_cut=lambda row, decided: seen.append((row, decided)))
+    abandoned, text = (ListText(policy, 2, tokens, key) for key in (5, 6))
+    for prompt, layers in ((abandoned, LAYERS - 1), (text, LAYERS)):
+        cache.reset(2)
+        prefill = PrefillStep(cache, Echo(), cutter, prompt.subject())
+        for layer in range(layers):
+            assert not seen
+            states = (part[layer, None, :tokens] for part in (prompt.queries, prompt.keys, prompt.values))
+            prefill.attend(layer, *states, 1.0)
+    ((row, decided),) = seen
+    assert (row, decided.text_tokens) == (2, tokens)
+    assert torch.equal(
+        decided.positions, torch.arange(tokens - WINDOW, dtype=torch.int32).expand(LAYERS, HEADS, tokens - WINDOW)
+    )
+    held = torch.tensor(text.held, dtype=torch.int32)
+    check_kept(decided, held[..., : BUDGET - WINDOW], 0)
+
+
+def check_kept(decided: Cut, held: torch.Tensor, prompt: int) -> None:
+    """What a cut keeps is what each head holds then, (L, H, K) positions: its prompt, and the best of the rest."""
+    assert decided.kept.dtype == torch.bool and decided.scores.dtype == torch.float32
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            positions, scores = decided.positions[layer, head].tolist(), decided.scores[layer, head].tolist()
+            kept = [position for position, stays in zip(positions, decided.kept[layer, head], strict=True) if stays]
+            assert kept == held[layer, head].tolist()
+            order = sorted(range(len(positions)), key=lambda at: (positions[at] >= prompt, -scores[at], at))
+            assert kept == sorted(positions[at] for at in order[: BUDGET - WINDOW])

@@ -20,6 +20,7 @@ from vase_cli.engine.requests import Completion, Notice
 from vase_cli.engine.sampling import sample
 from vase_cli.engine.settings import EngineSettings
 from vase_cli.eviction.base import CacheView
+from vase_cli.kernels.ops import TorchOps, select_ops
 from vase_cli.kernels.ranking import best
 from vase_cli.models.language_model import LanguageModel
 from vase_cli.models.load import load
@@ -108,8 +109,10 @@ def test_random_numbers_and_ranks_are_the_same_bits_as_on_the_cpu():
 def test_methods_decide_as_on_the_cpu(name: str):
     view = scattered(make_view())
     moved = {key: value.to(GPU) if isinstance(value, torch.Tensor) else value for key, value in vars(view).items()}
-    items = torch.arange(view.prompt_tokens.shape[0], device=GPU)
+    items = torch.arange(view.prompt_lens.shape[0], device=GPU)
     moved["noise"] = SequenceNoise(items + 1000, items)
+    moved["ops"] = select_ops(GPU)
+    assert moved["ops"].has_kernels
     expected, _ = plugins.load("eviction", name)().select(view)
     got, finite = plugins.load("eviction", name)().select(CacheView(**moved))
     assert finite.all() and torch.equal(got.cpu(), expected)
@@ -124,8 +127,8 @@ def test_sampling_draws_as_on_the_cpu():
         SamplingParams(temperature=0.6, top_k=100, min_p=0.05),
         SamplingParams(temperature=1.0),
     ):
-        got, finite = sample(logits.to(GPU), params, keys.to(GPU), positions.to(GPU))
-        assert finite.all() and torch.equal(got.cpu(), sample(logits, params, keys, positions)[0])
+        got, finite = sample(logits.to(GPU), params, keys.to(GPU), positions.to(GPU), select_ops(GPU))
+        assert finite.all() and torch.equal(got.cpu(), sample(logits, params, keys, positions, TorchOps())[0])
 
 
 def load_on_gpu(folder: Path, dtype: str, *, fused: bool = True) -> LanguageModel:
@@ -139,8 +142,8 @@ def load_on_gpu(folder: Path, dtype: str, *, fused: bool = True) -> LanguageMode
 def make_engine(model: LanguageModel, method: str, backend: str, **changes: object) -> Engine:
     policy = plugins.load("eviction", method)()
     values: dict[str, object] = {
-        "budget": 16 if policy.evicts else None, "window": 4, "slots": 4, "sampling": SamplingParams(temperature=1.0),
-        "seed": 3, "max_new_tokens": 40, "max_total_tokens": 200,
+        "budget": 16 if policy.evicts else None, "window": 4, "max_num_seqs": 4,
+        "sampling": SamplingParams(temperature=1.0), "seed": 3, "max_new_tokens": 40, "max_total_tokens": 200,
     }  # fmt: skip
     return Engine(model, policy, backend_of(backend), EngineSettings(**(values | changes)))
 
@@ -194,16 +197,18 @@ def test_the_host_waits_for_the_device_only_to_read_what_it_made(method: str, mo
 
 
 @pytest.mark.parametrize("name", ["vase-attnv", "vase-dkv", "rkv", "streaming"])
-def test_a_cut_through_its_graph_is_that_of_a_batch(name: str):
+def test_a_cut_through_its_graph_is_that_of_a_batch(name: str, monkeypatch: pytest.MonkeyPatch):
     """One row at a time through the captured graph, or all at once: the same bits in every row."""
+    replays, replay = [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(graph), replay(graph)))
     generator = torch.Generator(GPU).manual_seed(0)
     policy = plugins.load("eviction", name)()
     shape = CacheShape(3, 7, 300, 2, 64, 8, 16 if "queries" in policy.needs else 0, 2)
     caches = []
     for _ in range(2):
-        cache = StaticCache(shape, torch.bfloat16, GPU)
+        cache = StaticCache(shape, torch.bfloat16, GPU, select_ops(GPU))
         cutter = Cutter(policy, cache, 284, 16)
-        assert cutter.prepare() == [] and cutter._captured is not None
+        assert cutter.prepare() == []
         caches.append((cache, cutter))
     (one, by_graph), (many, as_batch) = caches
     for part in ("keys", "values", "queries"):
@@ -216,7 +221,8 @@ def test_a_cut_through_its_graph_is_that_of_a_batch(name: str):
     subjects = [CutSubject(row, 1000 + row, 20 + row, 400 + row) for row in (4, 0, 6, 2, 1)]
     bad = torch.cat([by_graph.cut([subject]) for subject in subjects])
     assert torch.equal(bad, as_batch.cut(subjects)) and (bad == 3).all()
-    for part in ("keys", "values", "slots", "positions"):
+    assert len(replays) == len(subjects)
+    for part in ("keys", "values", "slot_mapping", "positions"):
         assert torch.equal(getattr(one, part), getattr(many, part))
     assert not torch.equal(one.positions[:, 4], one.positions[:, 3])
 

@@ -15,6 +15,7 @@ from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.memory import MemoryPlan, plan_memory
 from vase_cli.engine.settings import EngineSettings
 from vase_cli.errors import ConfigError
+from vase_cli.kernels.ops import TorchOps
 from vase_cli.models.describe import ModelFacts, describe
 from vase_cli.models.load import load
 from vase_cli.models.tokenizer import load_tokenizer
@@ -65,7 +66,7 @@ def test_planned_bytes_are_the_allocated_bytes(method: str, tied: bool, dtype: s
     def cache_shape(slots: int) -> CacheShape:
         settings = EngineSettings(**(vars(engine.settings) | {"max_num_seqs": slots}))
         policy, backend = plugins.load("eviction", method)(), plugins.load("attention", "sdpa")()
-        return settings.cache_shape(facts, policy, backend, CPU)
+        return settings.cache_shape(facts, policy, backend, TorchOps())
 
     plan = plan_memory(
         facts,

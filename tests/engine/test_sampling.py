@@ -5,8 +5,16 @@ import torch
 from helpers.logits import LOGITS, exact
 
 from vase_cli.config.schema import SamplingParams
-from vase_cli.engine.sampling import drawn_from_few, sample
+from vase_cli.engine.sampling import drawn_from_few
+from vase_cli.engine.sampling import sample as sample_with
+from vase_cli.kernels.ops import TorchOps
 from vase_cli.randomness import gumbel, uniform
+
+
+def sample(
+    logits: torch.Tensor, params: SamplingParams, keys: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return sample_with(logits, params, keys, positions, TorchOps())
 
 
 @pytest.mark.parametrize(

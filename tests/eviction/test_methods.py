@@ -44,7 +44,7 @@ class TestEveryMethod:
         alone, _ = plugins.load("eviction", name)().select(
             CacheView(
                 keys=view.keys[one], values=view.values[one], positions=view.positions[one], queries=view.queries[one],
-                prompt_tokens=view.prompt_tokens[one], text_tokens=view.text_tokens[one], budget=BUDGET, window=WINDOW,
+                prompt_lens=view.prompt_lens[one], seq_lens=view.seq_lens[one], budget=BUDGET, window=WINDOW,
                 noise=SequenceNoise(torch.tensor([1001]), torch.tensor([1])),
             )
         )  # fmt: skip
@@ -162,7 +162,7 @@ def test_sampling_without_replacement_has_the_exact_inclusion_probabilities():
     view = CacheView(
         keys=torch.zeros(draws, 8, 1, 4), values=torch.zeros(draws, 8, 1, 4),
         positions=torch.arange(8, dtype=torch.int32).expand(draws, 1, 8), queries=None,
-        prompt_tokens=torch.zeros(draws, dtype=torch.int64), text_tokens=torch.arange(draws), budget=kept + 2, window=2,
+        prompt_lens=torch.zeros(draws, dtype=torch.int64), seq_lens=torch.arange(draws), budget=kept + 2, window=2,
         noise=SequenceNoise(torch.zeros(draws, dtype=torch.int64), torch.zeros(draws, dtype=torch.int64)),
     )  # fmt: skip
     scores = _scores.sampled(view, torch.tensor(weights).expand(draws, 1, 6))
@@ -173,9 +173,9 @@ def test_sampling_without_replacement_has_the_exact_inclusion_probabilities():
 
 def test_the_noise_of_a_token_is_that_of_its_text_length_head_and_position():
     view = scattered(make_view())
-    noise = view.noise.token_gumbel(view.text_tokens, view.positions, view.rows, view.candidates)
+    noise = _scores.sampled(view, None)
     for head in range(HEADS):
-        expected = view.noise.gumbel(view.text_tokens[:, None], head, view.candidate_positions[:, head])
+        expected = view.noise.gumbel(view.seq_lens[:, None], head, view.candidate_positions[:, head])
         torch.testing.assert_close(noise[:, head], expected, rtol=1e-5, atol=1e-6)
 
 

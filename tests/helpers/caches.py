@@ -3,6 +3,7 @@
 import torch
 
 from vase_cli.engine.cache import CacheShape, StaticCache
+from vase_cli.kernels.ops import TorchOps
 
 CPU = torch.device("cpu")
 
@@ -17,7 +18,7 @@ FIELDS = ("keys", "values", "slot_mapping", "positions", "lengths", "queries")
 
 def filled(shape: CacheShape = SHAPE, dtype: torch.dtype = torch.float32) -> StaticCache:
     """A cache in which every number is another."""
-    cache = StaticCache(shape, dtype, CPU)
+    cache = StaticCache(shape, dtype, CPU, TorchOps())
     for offset, name in enumerate(FIELDS):
         tensor = getattr(cache, name)
         if tensor is not None:

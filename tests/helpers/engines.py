@@ -55,7 +55,7 @@ def make_engine(model: LanguageModel, method: str | EvictionPolicy = "full", **c
         "max_new_tokens": 40,
         "max_total_tokens": 200,
     }
-    options = {name: changes.pop(name) for name in ("timed", "record_cuts", "run_ahead") if name in changes}
+    options = {name: changes.pop(name) for name in ("timed", "record_cuts", "run_ahead", "ops") if name in changes}
     settings = EngineSettings(**(values | changes))
     return Engine(model, policy, plugins.load("attention", "sdpa")(), settings, **options)
 
@@ -112,8 +112,8 @@ class ListCache:
             values=values,
             positions=torch.tensor(row.held, dtype=torch.int32)[None],
             queries=torch.stack(row.q[-self.window :])[None],
-            prompt_tokens=torch.tensor([len(self.request.prompt_token_ids)]),
-            text_tokens=torch.tensor([len(row.k)]),
+            prompt_lens=torch.tensor([len(self.request.prompt_token_ids)]),
+            seq_lens=torch.tensor([len(row.k)]),
             budget=self.budget,
             window=self.window,
             noise=SequenceNoise(

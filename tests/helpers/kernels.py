@@ -6,6 +6,8 @@ import os
 import pytest
 import torch
 
+from vase_cli.kernels.ops import TorchOps
+
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() and not INTERPRETING else torch.device("cpu")
 REASON = "needs a CUDA device, or TRITON_INTERPRET=1 with triton installed"
@@ -17,6 +19,13 @@ MARKS = [
 ]
 HALF = torch.float16 if INTERPRETING else torch.bfloat16
 """The interpreter cuts bfloat16 off where a device rounds, and multiplies matrices of it as if they were integers."""
+
+
+def triton_ops() -> TorchOps:
+    """The operations by Triton's kernels, which the interpreter runs too."""
+    from vase_cli.kernels.triton_ops import TritonOps
+
+    return TritonOps()
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

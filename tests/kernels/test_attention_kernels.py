@@ -141,20 +141,20 @@ def test_log_sums_over_the_candidates_are_left_at_each_rows_place(
     queries[..., 0] = 1.0
     keys[:, candidates:, :, 0] += 8 * lead
     monkeypatch.setattr(torch, "empty", lambda shape, **options: torch.full(shape, torch.nan, **options))
-    log_sums = torch.full((4, window, 6), 9.0, device=DEVICE)
+    lse = torch.full((4, window, 6), 9.0, device=DEVICE)
     out = torch.empty_like(queries)
     decode_attention(
-        queries, keys, values, torch.tensor(held, dtype=torch.int32, device=DEVICE), 0.125, out, log_sums=log_sums,
+        queries, keys, values, torch.tensor(held, dtype=torch.int32, device=DEVICE), 0.125, out, lse=lse,
         candidates=candidates, text_positions=torch.tensor(places, device=DEVICE), config=AttentionConfig(splits, 64),
     )  # fmt: skip
     assert_close(out, exact(queries, keys, values, held, 0.125))
-    expected = torch.full_like(log_sums, 9.0).double()
+    expected = torch.full_like(lse, 9.0).double()
     for row, (tokens, place) in enumerate(zip(held, places, strict=True)):
         if tokens:
             seen = keys[row, : min(tokens, candidates)].double().repeat_interleave(3, dim=1)
             scores = torch.einsum("hd,shd->hs", queries[row].double(), seen) * 0.125
             expected[row, place % window] = scores.logsumexp(dim=-1) / math.log(2)
-    torch.testing.assert_close(log_sums.double(), expected, rtol=0.0, atol=2e-5)
+    torch.testing.assert_close(lse.double(), expected, rtol=0.0, atol=2e-5)
 
 
 def test_the_work_is_divided_by_the_caches_shape():

@@ -1,15 +1,15 @@
 """The sampling kernels against their torch reference, on a GPU or in Triton's interpreter."""
 
 import math
-from unittest import mock
 
 import pytest
 import torch
-from helpers.kernels import DEVICE, INTERPRETING, MARKS
+from helpers.kernels import DEVICE, INTERPRETING, MARKS, triton_ops
 from helpers.logits import LOGITS, exact
 
 from vase_cli.config.schema import SamplingParams
 from vase_cli.engine.sampling import sample
+from vase_cli.kernels.ops import TorchOps
 from vase_cli.randomness import gumbel, uniform
 
 pytestmark = MARKS
@@ -38,17 +38,20 @@ def names_of(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def by_kernel(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    from vase_cli.kernels import sampling as kernel
+    """What the kernel draws when it is asked itself, which is what the operations draw."""
+    from vase_cli.kernels.sampling import draw
 
-    with mock.patch.object(kernel, "draw", wraps=kernel.draw) as used:
-        chosen = sample(logits, params, *names_of(len(logits)))
-    assert used.called
-    return chosen
+    vocabulary = logits.shape[-1]
+    candidates = min(params.top_k or vocabulary, vocabulary) if params.temperature else 1
+    filters = (params.temperature or 1.0, params.top_p, params.min_p)
+    drawn = draw(logits, candidates, *filters, *names_of(len(logits)))
+    chosen = sample(logits, params, *names_of(len(logits)), triton_ops())
+    assert all(torch.equal(part, other) for part, other in zip(drawn, chosen, strict=True))
+    return drawn
 
 
 def by_torch(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    with mock.patch("vase_cli.kernels.usable", return_value=False):
-        return sample(logits, params, *names_of(len(logits)))
+    return sample(logits, params, *names_of(len(logits)), TorchOps())
 
 
 def assert_draws_as_torch(logits: torch.Tensor, params: SamplingParams) -> None:
@@ -107,6 +110,21 @@ def test_any_vocabulary(vocabulary: int):
         assert_draws_as_torch(logits, params)
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.8, top_k=65),
+        SamplingParams(temperature=0.8),
+        SamplingParams(temperature=1.0, top_p=0.9),
+    ],
+    ids=str,
+)
+def test_what_the_kernel_does_not_serve_is_drawn_by_torch(params: SamplingParams):
+    logits = draw(3, 700, seed=10).to(DEVICE)
+    got = sample(logits, params, *names_of(3), triton_ops())
+    assert all(torch.equal(part, other) for part, other in zip(got, by_torch(logits, params), strict=True))
+
+
 def test_any_strides():
     wide = draw(3, 5000, seed=4).bfloat16().to(DEVICE)
     tall = draw(700, 3, seed=5).to(DEVICE)
@@ -138,10 +156,11 @@ def test_a_row_does_not_depend_on_the_others():
     logits = draw(rows, 5000, seed=7).to(DEVICE)
     keys, positions = names_of(rows)
     for params in SETTINGS[:2]:
-        together, _ = sample(logits, params, keys, positions)
+        together, _ = sample(logits, params, keys, positions, triton_ops())
         for row in range(0, rows, max(1, rows // 16)):
             one = slice(row, row + 1)
-            assert torch.equal(sample(logits[one], params, keys[one], positions[one])[0], together[one])
+            alone, _ = sample(logits[one], params, keys[one], positions[one], triton_ops())
+            assert torch.equal(alone, together[one])
 
 
 @pytest.mark.parametrize(
@@ -158,7 +177,7 @@ def test_frequencies_are_the_exact_probabilities(params: SamplingParams):
     draws = 25 if INTERPRETING else 200_000
     logits = LOGITS.to(DEVICE).expand(draws, -1)
     keys = torch.full((1,), 5, device=DEVICE).expand(draws)
-    tokens, _ = sample(logits, params, keys, torch.arange(draws, device=DEVICE))
+    tokens, _ = sample(logits, params, keys, torch.arange(draws, device=DEVICE), triton_ops())
     observed = torch.bincount(tokens, minlength=len(LOGITS)).cpu() / draws
     for share, probability in zip(observed.tolist(), exact(params), strict=True):
         assert abs(share - probability) < 5 * math.sqrt(max(probability * (1 - probability), 1e-12) / draws)
@@ -174,7 +193,7 @@ def test_rare_noise_is_exact():
         logits = torch.full((1, 8), -40.0)
         logits[0, rare], logits[0, 0] = 0.0, noise[rare] - noise[0] + margin
         params = SamplingParams(temperature=1.0, top_k=7)
-        tokens, _ = sample(logits.to(DEVICE), params, key.to(DEVICE), position.to(DEVICE))
+        tokens, _ = sample(logits.to(DEVICE), params, key.to(DEVICE), position.to(DEVICE), triton_ops())
         assert tokens.tolist() == [expected]
 
 
@@ -183,11 +202,13 @@ def test_rare_noise_is_exact():
 def test_a_captured_graph_draws_from_what_its_inputs_hold_then(params: SamplingParams):
     logits = [draw(16, 20_000, seed=seed).to(DEVICE) for seed in (8, 9)]
     keys, positions = names_of(16)
-    expected = [sample(logits[0], params, keys, positions), sample(logits[1], params, keys + 1, positions + 5)]
+    ops = triton_ops()
+    inputs = [(logits[0], params, keys, positions), (logits[1], params, keys + 1, positions + 5)]
+    expected = [sample(*given, ops) for given in inputs]
     held = logits[0].clone()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        tokens, finite = sample(held, params, keys, positions)
+        tokens, finite = sample(held, params, keys, positions, ops)
     graph.replay()
     assert torch.equal(tokens, expected[0][0]) and finite.all()
     held.copy_(logits[1])

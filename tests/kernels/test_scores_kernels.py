@@ -52,14 +52,14 @@ class Storage:
     keys: Tensor
     values: Tensor
     queries: Tensor
-    slots: Tensor | None
+    slot_mapping: Tensor | None
     rows: Tensor
     candidates: int
     projection: Tensor
 
     def run(self, kind: str, items: slice = slice(None), **options: object) -> Tensor:
         rows = self.rows[items]
-        place = (rows, self.slots, self.candidates)
+        place = (rows, self.slot_mapping, self.candidates)
         if kind == "value_range":
             return state_scores.value_range(self.values, *place)
         if kind == "leverage":
@@ -68,11 +68,17 @@ class Storage:
             return window_attention.window_attention(self.queries, self.keys, *place, **options)
         return state_scores.redundancy(self.keys, *place)
 
+    def slots(self) -> Tensor:
+        """(R, H, S), where each token stands."""
+        if self.slot_mapping is not None:
+            return self.slot_mapping
+        return torch.arange(self.keys.shape[1], device=DEVICE).repeat(STORAGE_ROWS, HEADS, 1)
+
     def candidates_of(self, states: Tensor) -> Tensor:
         """(N, H, C, D) float64, in text order."""
         per_head = states.transpose(1, 2).double()
-        if self.slots is not None:
-            index = self.slots.long()[..., None].expand(*self.slots.shape, states.shape[-1])
+        if self.slot_mapping is not None:
+            index = self.slot_mapping.long()[..., None].expand(*self.slot_mapping.shape, states.shape[-1])
             per_head = per_head.gather(2, index)
         return per_head[self.rows, :, : self.candidates]
 
@@ -155,17 +161,17 @@ def test_attention_over_several_parts_of_the_candidates_and_of_the_queries() -> 
 def test_log_sums_that_are_given_replace_the_first_pass(indirect: bool) -> None:
     group, window = 3, 50
     stored = storage(BF16, 64, 127, group=group, window=window, indirect=indirect)
-    log_sums = torch.zeros(STORAGE_ROWS, window, HEADS * group, device=DEVICE)
+    lse = torch.zeros(STORAGE_ROWS, window, HEADS * group, device=DEVICE)
     for row in range(STORAGE_ROWS):
         for head in range(HEADS):
-            slots = torch.arange(127, device=DEVICE) if stored.slots is None else stored.slots[row, head, :127].long()
+            slots = stored.slots()[row, head, :127].long()
             keys = stored.keys[row, slots, head].double()
             members = slice(head * group, (head + 1) * group)
             scores = stored.queries[row, :, members].double() @ keys.T / math.sqrt(64)
-            log_sums[row, :, members] = (scores.logsumexp(dim=-1) / math.log(2)).float()
+            lse[row, :, members] = (scores.logsumexp(dim=-1) / math.log(2)).float()
     expected = stored.expected("window_attention")
-    assert_close(stored.run("window_attention", log_sums=log_sums), expected, TOLERANCE["window_attention"])
-    halved = stored.run("window_attention", log_sums=log_sums + 1.0)
+    assert_close(stored.run("window_attention", lse=lse), expected, TOLERANCE["window_attention"])
+    halved = stored.run("window_attention", lse=lse + 1.0)
     assert_close(halved, 0.5 * expected, TOLERANCE["window_attention"])
 
 
@@ -286,14 +292,14 @@ def test_value_ranges_that_are_known_are_not_read_again(indirect: bool, candidat
     size = stored.values.shape[1]
     known = torch.full((STORAGE_ROWS, HEADS, size), -1.0, device=DEVICE)
     ask = {"known": known, "newest": 7}
-    assert torch.equal(state_scores.value_range(stored.values, stored.rows, stored.slots, candidates, **ask), expected)
-    slots = torch.arange(size, device=DEVICE).repeat(STORAGE_ROWS, HEADS, 1) if stored.slots is None else stored.slots
+    place, slots = (stored.rows, stored.slot_mapping, candidates), stored.slots()
+    assert torch.equal(state_scores.value_range(stored.values, *place, **ask), expected)
     for item, row in enumerate(stored.rows.tolist()):
         assert torch.equal(known[row].gather(-1, slots[row, :, :candidates].long()), expected[item])
     assert (known[1] == -1.0).all() and (known[2] == -1.0).sum() == HEADS * (size - candidates)
     changed = torch.full_like(stored.values, math.nan)
     changed[..., :3] = 0.0
-    again = state_scores.value_range(changed, stored.rows, stored.slots, candidates, **ask)
+    again = state_scores.value_range(changed, *place, **ask)
     assert torch.equal(again[..., : candidates - 7], expected[..., : candidates - 7])
     assert again[..., candidates - 7 :].isnan().all()
 
@@ -304,11 +310,11 @@ def test_what_is_unknown_among_known_value_ranges_is_read(dtype: torch.dtype, ca
     """Holes anywhere, so that tiles hold both kinds; the states of the known ones are not looked at."""
     stored = storage(dtype, 128, candidates, indirect=True)
     stored.rows = torch.tensor([2, 0], device=DEVICE)
-    assert stored.slots is not None
+    assert stored.slot_mapping is not None
     expected = stored.run("value_range")
     generator = torch.Generator().manual_seed(0)
     unknown = (torch.rand(expected.shape, generator=generator) < 0.05).to(DEVICE)
-    at = stored.slots[stored.rows][..., :candidates].long()
+    at = stored.slot_mapping[stored.rows][..., :candidates].long()
     known = torch.full((STORAGE_ROWS, HEADS, stored.values.shape[1]), -1.0, device=DEVICE)
     known[stored.rows] = known[stored.rows].scatter(-1, at, expected.masked_fill(unknown, -1.0))
     read = unknown.clone()
@@ -316,6 +322,6 @@ def test_what_is_unknown_among_known_value_ranges_is_read(dtype: torch.dtype, ca
     by_slot = torch.zeros_like(known[stored.rows], dtype=torch.bool).scatter(-1, at, read)
     values = stored.values.clone()
     values[stored.rows] = values[stored.rows].masked_fill(~by_slot.transpose(1, 2)[..., None], torch.nan)
-    got = state_scores.value_range(values, stored.rows, stored.slots, candidates, known=known, newest=7)
+    got = state_scores.value_range(values, stored.rows, stored.slot_mapping, candidates, known=known, newest=7)
     assert torch.equal(got, expected)
     assert torch.equal(known[stored.rows].gather(-1, at), expected)

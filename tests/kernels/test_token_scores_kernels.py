@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers.kernels import DEVICE, MARKS, REASON
+from helpers.kernels import DEVICE, MARKS, REASON, triton_ops
 from torch import Tensor
 
+from vase_cli.kernels.ops import TorchOps
 from vase_cli.randomness import SequenceNoise, stream_key
 from vase_cli.randomness import uniform as torch_uniform
 
@@ -57,7 +58,7 @@ def test_numbers_of_a_sequence_have_the_bits_of_the_reference(
     of_this_cut: bool, counters: Callable[[int], list[Tensor]]
 ) -> None:
     keys, layers, text_tokens, *_ = counters(5)
-    found = token_scores.sequence_uniforms(keys, layers, text_tokens if of_this_cut else None, 2560)
+    found = token_scores.sequence_uniforms(SequenceNoise(keys, layers), text_tokens if of_this_cut else None, 2560)
     middle = [text_tokens[:, None]] if of_this_cut else []
     expected = torch_uniform(keys[:, None], layers[:, None], *middle, torch.arange(2560, device=DEVICE))
     assert torch.equal(found, expected)
@@ -81,15 +82,17 @@ def test_noise_is_that_of_the_sequence(candidates: int, counters: Callable[[int]
     rows = torch.tensor([4, 0, 4], device=DEVICE)
     generator = torch.Generator().manual_seed(candidates)
     positions = torch.randint(0, 40_000, (5, HEADS, candidates + 7), generator=generator).int().to(DEVICE)
-    found = token_scores.token_gumbel(keys, layers, text_tokens, positions, rows, candidates)
+    noise = SequenceNoise(keys, layers)
+    found = token_scores.token_gumbel(noise, text_tokens, positions, rows, candidates)
     heads = torch.arange(HEADS, device=DEVICE)[None, :, None]
     place = positions[rows, :, :candidates].long()
     uniforms = torch_uniform(keys[:, None, None], layers[:, None, None], text_tokens[:, None, None], heads, place)
     expected = -(-torch.log1p(-uniforms.double())).log()
     torch.testing.assert_close(found.double(), expected, rtol=5e-7, atol=5e-7)
-    reference = SequenceNoise(keys, layers).gumbel(text_tokens[:, None, None], heads, place)
+    reference = noise.gumbel(text_tokens[:, None, None], heads, place)
     torch.testing.assert_close(found, reference, rtol=1e-6, atol=1e-6)
-    alone = token_scores.token_gumbel(keys[1:2], layers[1:2], text_tokens[1:2], positions, rows[1:2], candidates)
+    own = SequenceNoise(keys[1:2], layers[1:2])
+    alone = token_scores.token_gumbel(own, text_tokens[1:2], positions, rows[1:2], candidates)
     assert torch.equal(alone[0], found[1])
 
 
@@ -112,9 +115,9 @@ def test_noise_is_precise_for_the_smallest_and_largest_uniform_numbers() -> None
 def test_positions_may_be_expanded(counters: Callable[[int], list[Tensor]]) -> None:
     keys, layers, text_tokens, *_ = counters(2)
     rows = torch.tensor([1, 0], device=DEVICE)
-    row = torch.arange(50, dtype=torch.int32, device=DEVICE)
-    expanded = token_scores.token_gumbel(keys, layers, text_tokens, row.expand(2, HEADS, 50), rows, 43)
-    dense = token_scores.token_gumbel(keys, layers, text_tokens, row.repeat(2, HEADS, 1), rows, 43)
+    row, noise = torch.arange(50, dtype=torch.int32, device=DEVICE), SequenceNoise(keys, layers)
+    expanded = token_scores.token_gumbel(noise, text_tokens, row.expand(2, HEADS, 50), rows, 43)
+    dense = token_scores.token_gumbel(noise, text_tokens, row.repeat(2, HEADS, 1), rows, 43)
     assert torch.equal(expanded, dense)
 
 
@@ -125,10 +128,11 @@ def test_noise_takes_the_logarithms_of_weights_along(counters: Callable[[int], l
     weights = torch.rand(3, 2, 70, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     weights[0, 0, :3] = torch.tensor([0.0, 1e-40, math.nan])
     noise = SequenceNoise(keys, layers)
-    found = noise.token_gumbel(text_tokens, positions, rows, 70, weights)
-    expected = noise.token_gumbel(text_tokens, positions, rows, 70) + weights.clamp_min(1e-37).log()
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=2e-6, equal_nan=True)
-    assert found[0, 0, 2].isnan() and found.isnan().sum() == 1
+    for ops in (triton_ops(), TorchOps()):
+        found = ops.token_gumbel(noise, text_tokens, positions, rows, 70, weights)
+        expected = ops.token_gumbel(noise, text_tokens, positions, rows, 70) + weights.clamp_min(1e-37).log()
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=2e-6, equal_nan=True)
+        assert found[0, 0, 2].isnan() and found.isnan().sum() == 1
 
 
 @pytest.mark.parametrize("candidates", [5, 1024, 1500])
@@ -141,11 +145,13 @@ def test_protected_scores_are_infinite_unless_they_are_no_numbers(candidates: in
     for other in (None, checked):
         expected = scored if other is None else scored + 0.0 * other
         expected = torch.where(mask & ~expected.isnan(), math.inf, expected)
-        assert torch.equal(token_scores.protect(scored, mask, other).nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
+        for ops in (triton_ops(), TorchOps()):
+            assert torch.equal(ops.protect(scored, mask, other).nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
     positions = (torch.arange(candidates + 9, dtype=torch.int32, device=DEVICE) * 2).repeat(4, 3, 1)
     rows = torch.tensor([3, 1], device=DEVICE)
     expected = scored.clone()
     expected[..., :2] = math.inf  # positions 0 and 2
     expected[0, 1, 1] = math.nan
-    found = token_scores.protect_sinks(scored, positions, rows, 4)
-    assert torch.equal(found.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
+    for ops in (triton_ops(), TorchOps()):
+        found = ops.protect_sinks(scored, positions, rows, 4)
+        assert torch.equal(found.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))

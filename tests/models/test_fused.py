@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.engines import make_engine, make_requests, token_ids
-from helpers.kernels import DEVICE, MARKS
+from helpers.kernels import DEVICE, MARKS, triton_ops
 from torch import Tensor
 
 from vase_cli import plugins
+from vase_cli.attention.triton import TritonAttention
 from vase_cli.config.schema import ModelEntry
 from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
@@ -32,6 +33,13 @@ KINDS = {
 }
 
 
+class AnywhereAttention(TritonAttention):
+    """Decodes on a CPU too, in the interpreter."""
+
+    def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+        """Refuse nothing."""
+
+
 def load_model(folder: Path, dtype: str = "float32") -> LanguageModel:
     entry = ModelEntry("tiny", path=folder)
     return load(entry, load_tokenizer(entry), dtype, DEVICE)
@@ -47,7 +55,7 @@ def qwen2_shape(family: str) -> dict[str, object]:
 def test_generation_is_that_of_transformers_forward(family: str, method: str, model_folder: Callable[..., Path]):
     folder = model_folder(family, **qwen2_shape(family))
     requests = make_requests()[:5]
-    changes = {"max_new_tokens": 12}
+    changes = {"max_new_tokens": 12, "ops": triton_ops()}
     expected = token_ids(make_engine(load_model(folder), method, **changes), requests)
     model = load_model(folder)
     assert type(model.model).__name__ in FAMILIES
@@ -127,14 +135,13 @@ def test_cuts_use_the_log_sums_that_decode_steps_left(
         def keep_scores(self, view: CacheView) -> torch.Tensor:
             scores = super().keep_scores(view)
             if view.lse is not None:
-                own = super().keep_scores(replace(view, log_sums=None))
+                own = super().keep_scores(replace(view, lse=None))
                 torch.testing.assert_close(scores, own, rtol=1e-4, atol=1e-4)
                 compared.append(view.item_rows.shape[0])
             return scores
 
-    engine = make_engine(model, Watched(), max_new_tokens=14)
-    backend = plugins.load("attention", "triton")()
-    engine = Engine(model, Watched(), backend, engine.settings)
+    settings = make_engine(model, Watched(), max_new_tokens=14).settings
+    engine = Engine(model, Watched(), AnywhereAttention(), settings, ops=triton_ops())
     completions = list(engine.generate(make_requests()[:6]))
     assert all(completion.error is None for completion in completions)
     of_prompts = sum(len(completion.request.prompt_token_ids) > 16 for completion in completions)
@@ -148,7 +155,8 @@ def test_value_ranges_kept_between_cuts_change_no_cut(name: str):
     policy = plugins.load("eviction", name)()
     generator = torch.Generator().manual_seed(0)
     with_ranges, without = (
-        StaticCache(CacheShape(2, 2, 40, 2, 16, 4, 8, 4, ranges=kept), torch.float32, DEVICE) for kept in (True, False)
+        StaticCache(CacheShape(2, 2, 40, 2, 16, 4, 8, 4, ranges=kept), torch.float32, DEVICE, triton_ops())
+        for kept in (True, False)
     )
     cutters = [Cutter(policy, cache, 32, 8) for cache in (with_ranges, without)]
     assert without.ranges is None
@@ -166,5 +174,5 @@ def test_value_ranges_kept_between_cuts_change_no_cut(name: str):
                 cache.values[:, row, fresh] = states[1, :, row, fresh]
             bad = cutter.cut([CutSubject(row, 7 + row, 5, 100 + 8 * cut) for row in range(2)])
             assert (bad == 2).all()
-        for part in ("keys", "values", "slots", "positions"):
+        for part in ("keys", "values", "slot_mapping", "positions"):
             assert torch.equal(getattr(with_ranges, part), getattr(without, part)), (cut, part)

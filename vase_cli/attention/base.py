@@ -24,8 +24,8 @@ class AttentionBackend(Protocol):
     supports_lse: bool
     """True if ``decode`` takes ``lse_out``; the engine passes none to others."""
 
-    def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-        """The reason why this backend cannot serve such a model, and what to do; None if it can."""
+    def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+        """Refuse a model that this backend cannot serve with a ``ConfigError`` that says why, and what to do."""
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """Causal attention of one prompt: rotated queries (T, Hq, D) and keys (T, H, D), values (T, H, D).

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from vase_cli.attention.base import LSEOut
+from vase_cli.errors import ConfigError
 
 
 class FlashAttention2:
@@ -12,22 +13,21 @@ class FlashAttention2:
     name = "flash_attention_2"
     supports_lse = False
 
-    def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-        """CUDA, half precision, head dim up to 256 and a multiple of 8."""
+    def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+        """Refuse all but CUDA, half precision, and a head dim up to 256 that is a multiple of 8."""
         if device.type != "cuda":
-            return f"flash_attention_2 needs a CUDA device, not {device.type}: use --attention sdpa"
+            raise ConfigError(f"flash_attention_2 needs a CUDA device, not {device.type}: use --attention sdpa")
         try:
             import flash_attn  # noqa: F401
         except ImportError as error:
-            return (
+            raise ConfigError(
                 f"flash_attention_2 cannot be imported ({error}): pip install flash-attn --no-build-isolation, "
                 "or use --attention sdpa"
-            )
+            ) from error
         if dtype not in (torch.bfloat16, torch.float16):
-            return f"flash_attention_2 cannot compute in {dtype}: use --dtype bfloat16, or --attention sdpa"
+            raise ConfigError(f"flash_attention_2 cannot compute in {dtype}: use --dtype bfloat16, or --attention sdpa")
         if head_dim > 256 or head_dim % 8:
-            return f"flash_attention_2 cannot serve a head dim of {head_dim}: use --attention sdpa"
-        return None
+            raise ConfigError(f"flash_attention_2 cannot serve a head dim of {head_dim}: use --attention sdpa")
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """Causal attention of one prompt; see :meth:`AttentionBackend.prefill`."""

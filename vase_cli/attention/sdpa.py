@@ -17,9 +17,8 @@ class SDPA:
     name = "sdpa"
     supports_lse = False
 
-    def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-        """Serves everything."""
-        return None
+    def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+        """Refuse nothing."""
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """Causal attention of one prompt; see :meth:`AttentionBackend.prefill`."""

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from vase_cli import kernels
 from vase_cli.attention.base import LSEOut
 from vase_cli.attention.sdpa import SDPA
+from vase_cli.errors import ConfigError
 
 
 class TritonAttention(SDPA):
@@ -14,19 +14,19 @@ class TritonAttention(SDPA):
     name = "triton"
     supports_lse = True
 
-    def refusal(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-        """CUDA, or a CPU in Triton's interpreter; a head dim that is a power of two from 16 to 256."""
-        if device.type != "cuda" and not kernels.usable_on(device):
-            return f"triton needs a CUDA device, not {device.type}: use --attention sdpa"
+    def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+        """Refuse all but CUDA, and a head dim that is a power of two from 16 to 256."""
+        if device.type != "cuda":
+            raise ConfigError(f"triton needs a CUDA device, not {device.type}: use --attention sdpa")
         try:
             import triton  # noqa: F401
         except ImportError as error:
-            return f"triton cannot be imported ({error}): pip install triton, or use --attention sdpa"
+            problem = f"triton cannot be imported ({error}): pip install triton, or use --attention sdpa"
+            raise ConfigError(problem) from error
         if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"triton cannot compute in {dtype}: use --dtype bfloat16, or --attention sdpa"
+            raise ConfigError(f"triton cannot compute in {dtype}: use --dtype bfloat16, or --attention sdpa")
         if head_dim & (head_dim - 1) or not 16 <= head_dim <= 256:
-            return f"triton cannot serve a head dim of {head_dim}: use --attention sdpa"
-        return None
+            raise ConfigError(f"triton cannot serve a head dim of {head_dim}: use --attention sdpa")
 
     def decode(
         self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, seq_lens: Tensor, longest: int | None,

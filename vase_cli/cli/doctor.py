@@ -14,7 +14,7 @@ from vase_cli import plugins
 from vase_cli.cli import options
 from vase_cli.config.catalog import Catalog
 from vase_cli.config.resolve import check_option
-from vase_cli.errors import VaseError
+from vase_cli.errors import ConfigError, VaseError
 from vase_cli.runs.environment import library_version
 
 _HUB_TIMEOUT_S = 5.0
@@ -85,8 +85,11 @@ def _torch(device: str) -> Generator[Finding, None, bool]:
         yield Finding("GPU", "bad" if device.startswith("cuda") else "note", missing)
     triton, missing = library_version("triton"), "is not installed: a GPU would be slow without it; pip install triton"
     yield Finding("Triton", "ok" if triton else "note", triton or missing)
-    refusal = plugins.load("attention", "flash_attention_2")().refusal(torch.device("cuda"), torch.bfloat16, 128)
-    yield Finding("FlashAttention2", "note" if refusal else "ok", refusal or metadata.version("flash-attn"))
+    try:
+        plugins.load("attention", "flash_attention_2")().check(torch.device("cuda"), torch.bfloat16, 128)
+        yield Finding("FlashAttention2", "ok", metadata.version("flash-attn"))
+    except ConfigError as refusal:
+        yield Finding("FlashAttention2", "note", str(refusal))
     return True
 
 

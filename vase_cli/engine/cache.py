@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vase_cli import kernels
-from vase_cli.kernels.ranking import best
+from vase_cli.kernels.ops import TorchOps
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,12 @@ class StaticCache:
             queries, left by the decode steps; None if not kept.
         ranges: (L, B, H, S) float32 by storage slot, the value ranges that cuts have found; negative where none has,
             and out of date where a cut has moved a token since; None if not kept.
+        ops: what computes on this device.
     """
 
-    def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device, ops: TorchOps) -> None:
         self.shape = shape
+        self.ops = ops
         states = (shape.layers, shape.max_num_seqs, shape.tokens, shape.kv_heads, shape.head_dim)
         ring = (shape.layers, shape.max_num_seqs, shape.query_window, shape.query_heads, shape.head_dim)
         # Zeros, not garbage: attention under a mask still multiplies what it does not attend to by 0.
@@ -144,56 +145,15 @@ class StaticCache:
             places = torch.arange(first_position, first_position + queries.shape[0], device=queries.device)
             self.queries[layer, row, places % self.shape.query_window] = queries
 
-    def evict(
-        self,
-        scores: Tensor,
-        must_keep: Tensor | None,
-        rows: Tensor,
-        text_tokens: Tensor,
-        bad_layers: Tensor,
-        first_item: int = 0,
-    ) -> None:
-        """Cut full rows back to C tokens in each head: the window and the C - W best of the candidates stay.
+    def evict(self, scores: Tensor, must_keep: Tensor | None, rows: Tensor, seq_lens: Tensor) -> Tensor:
+        """Cut full rows, layer * B + row, back to C tokens in each head; ``lengths`` stay as they are.
 
-        Candidates that stay do not move. The window's tokens, which stand in the last W storage slots, move into those
-        of the evicted. ``lengths`` stay as they are.
-
-        Args:
-            scores: (N, H, C) float32 in text order; a NaN counts as some number.
-            must_keep: (N, H, C) bool, what stays before all the rest; None for nothing.
-            rows: (N,) int64, which of R to cut, each once: layer * B + row.
-            text_tokens: (N,) int64, length of the text that each row holds tokens of.
-            bad_layers: one int32 for each sequence, lowered to the first layer whose scores hold a NaN.
-            first_item: the number of the first item, where items are numbered sequence by sequence, layer by layer.
+        See :meth:`TorchOps.evict`; returns (N,) bool, False for an item with a NaN score.
         """
-        shape = self.shape
-        budget = scores.shape[-1]
-        window = shape.tokens - budget
-        keys, values, slot_mapping, positions = (
-            tensor.flatten(0, 1) for tensor in (self.keys, self.values, self.slot_mapping, self.positions)
+        slot_mapping, positions, keys, values = (
+            tensor.flatten(0, 1) for tensor in (self.slot_mapping, self.positions, self.keys, self.values)
         )
-        if kernels.usable(scores):
-            from vase_cli.kernels import selection
-
-            if budget <= selection.LONGEST:
-                tensors = (scores, must_keep, slot_mapping, positions, keys, values, rows, text_tokens, bad_layers)
-                selection.evict(*tensors, first_item, shape.layers)
-                return
-        numbers = torch.arange(first_item, first_item + rows.shape[0], device=rows.device)
-        bad = torch.where(scores.isnan().flatten(1).any(dim=1), numbers % shape.layers, shape.layers)
-        bad_layers.scatter_reduce_(0, numbers // shape.layers, bad.int(), "amin")
-        kept = budget - window
-        evicted = torch.ones_like(scores, dtype=torch.bool).scatter_(-1, best(scores, kept, must_keep=must_keep), False)
-        order = evicted.byte().argsort(dim=-1, stable=True)  # what stays, then what goes, each in text order
-        item_slots = slot_mapping[rows, :, :budget].gather(-1, order)
-        slot_mapping[rows, :, :budget] = item_slots
-        positions[rows, :, :kept] = positions[rows, :, :budget].gather(-1, order[..., :kept])
-        coming = text_tokens[:, None] + torch.arange(-window, window, device=text_tokens.device)
-        positions[rows, :, kept:] = coming[:, None].to(positions.dtype)
-        holes = item_slots[..., kept:].long()
-        heads = torch.arange(shape.kv_heads, device=rows.device)[:, None]
-        for states in (keys, values):
-            states[rows[:, None, None], holes, heads] = states[rows, budget:].transpose(1, 2)
+        return self.ops.evict(scores, must_keep, slot_mapping, positions, keys, values, rows, seq_lens)
 
     def first_bad_layer(self, row: int, tokens: int) -> int:
         """The first layer with a state that is not finite among a row's first tokens, L if there is none."""

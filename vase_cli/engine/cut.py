@@ -16,7 +16,8 @@ from torch import Tensor
 
 from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.graphs import CaptureError, capture
-from vase_cli.eviction.base import CacheView, EvictionPolicy, served_by_kernels
+from vase_cli.eviction.base import CacheView, EvictionPolicy
+from vase_cli.kernels.ranking import best_mask
 from vase_cli.randomness import SequenceNoise
 
 _WORKING_BYTES = 256 * 2**20  # memory of the scores that are worked on together
@@ -44,13 +45,22 @@ class CutSubject(NamedTuple):
     text_tokens: int  # the prompt included
 
 
-class Cut(NamedTuple):
-    """What a cut of one sequence did."""
+class EvictionBatch(NamedTuple):
+    """What is cut together, n sequences or N items of them: int64 vectors on the cache's device."""
 
-    text_tokens: int
-    positions: Tensor
-    scores: Tensor
-    kept: Tensor
+    rows: Tensor  # of the cache; for items the storage rows
+    noise_keys: Tensor  # "eviction" stream keys
+    prompt_lens: Tensor  # tokens of the prompt
+    seq_lens: Tensor  # tokens of the text, the prompt included
+
+
+class Cut(NamedTuple):
+    """What a cut of one sequence has decided, on the CPU: the candidates of each head in text order."""
+
+    text_tokens: int  # the prompt included
+    positions: Tensor  # (L, H, C) int32, of the text
+    scores: Tensor  # (L, H, C) float32, as the method gave them
+    kept: Tensor  # (L, H, C) bool
 
 
 class _CapturedCut(NamedTuple):
@@ -67,6 +77,9 @@ class Cutter:
     Args:
         policy, cache, budget, window: what cuts, and what is cut.
         thresholds: (L, H) float32 on the cache's device, for methods that read them; None for none.
+        on_cut: called with the row and the :class:`Cut` of each sequence that is cut, of a prompt once for all layers,
+            where C is T - W. The host then waits for the device, and no graph is captured.
+        scores_bytes: memory of the scores that are worked on together.
     """
 
     def __init__(
@@ -76,16 +89,18 @@ class Cutter:
         budget: int,
         window: int,
         thresholds: Tensor | None = None,
-        *,
         on_cut: Callable[[int, Cut], None] | None = None,
+        scores_bytes: int = _WORKING_BYTES,
     ) -> None:
         self.policy = policy
         self.budget = budget
         self.window = window
         self._cache = cache
         self._thresholds = thresholds
-        self._batches = policy.batches and served_by_kernels(cache.keys)
-        self._items_at_once = max(1, _WORKING_BYTES // _item_bytes(cache.shape, self._batches))
+        self._on_cut = on_cut
+        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []  # of the items cut so far, see _look
+        self._batches = policy.batches and cache.ops.scores_in_place(cache.shape.head_dim)
+        self._items_at_once = max(1, scores_bytes // _item_bytes(cache.shape, self._batches))
         self._layers = torch.arange(cache.shape.layers, device=cache.keys.device)
         self._first_rows = self._layers * cache.shape.max_num_seqs
         self._captured: _CapturedCut | None = None
@@ -96,12 +111,13 @@ class Cutter:
         A cut is some dozen small launches, which take longer to launch than to run. Where the capture fails rows are
         cut without it, and one line that says why is returned.
         """
-        if not self._batches or self._layers.device.type != "cuda":
+        if not self._batches or self._layers.device.type != "cuda" or self._on_cut is not None:
             return []
         numbers = torch.tensor([CutSubject(0, 0, 0, self._cache.shape.tokens)], device=self._layers.device)
         bad_layers: list[Tensor] = []  # the capture's is the last
         try:
-            graph = capture(lambda: bad_layers.append(self._cut(numbers)), self._layers.device)
+            batch = EvictionBatch(*numbers.unbind(1))
+            graph = capture(lambda: bad_layers.append(self._cut(batch)), self._layers.device)
         except CaptureError as error:
             return [f"cuts run without a CUDA graph, and so slower: {error}"]
         self._captured = _CapturedCut(graph, numbers, bad_layers[-1])
@@ -111,16 +127,17 @@ class Cutter:
         """Cut full rows (S tokens) back to the budget, in every layer; the cache's ``lengths`` stay as they are.
 
         Returns:
-            One int32 for each subject, on the device: the first layer whose states were not finite, L if all were.
+            One int64 for each subject, on the device: the first layer whose states were not finite, L if all were.
             Such a row's content then means nothing.
         """
         if not subjects:
-            return torch.empty(0, dtype=torch.int32, device=self._layers.device)
+            return self._layers[:0]
         numbers = torch.tensor(subjects)
         if self._layers.is_cuda:
             numbers = numbers.pin_memory()
         if self._captured is None or len(subjects) > _MOST_REPLAYS:
-            return self._cut(numbers.to(self._layers.device, non_blocking=self._layers.is_cuda))
+            numbers = numbers.to(self._layers.device, non_blocking=self._layers.is_cuda)
+            return self._cut(EvictionBatch(*numbers.unbind(1)))
         bad_layers = []
         for index in range(len(subjects)):
             self._captured.numbers.copy_(numbers[index : index + 1], non_blocking=True)
@@ -128,37 +145,57 @@ class Cutter:
             bad_layers.append(self._captured.bad_layer.clone())
         return bad_layers[0] if len(subjects) == 1 else torch.cat(bad_layers)
 
-    def _cut(self, numbers: Tensor) -> Tensor:
-        """See :meth:`cut`; (n, 4) int64, the fields of each :class:`CutSubject`."""
-        shape, subjects = self._cache.shape, numbers.shape[0]
-        # Items are numbered subject by subject, layer by layer.
-        rows = (self._first_rows + numbers[:, :1]).flatten()
-        layers = self._layers if subjects == 1 else self._layers.repeat(subjects)
-        noise_keys, prompt_tokens, text_tokens = numbers.T[1:, :, None].repeat(1, 1, shape.layers).flatten(1)
-        bad_layers = torch.full((subjects,), shape.layers, dtype=torch.int32, device=rows.device)
+    def _cut(self, batch: EvictionBatch) -> Tensor:
+        """See :meth:`cut`."""
+        sequences, count = batch.rows.shape[0], self._cache.shape.layers
+        # Items are numbered sequence by sequence, layer by layer.
+        layers = self._layers if sequences == 1 else self._layers.repeat(sequences)
+        rows = (batch.rows[:, None] + self._first_rows).flatten()
+        items = EvictionBatch(rows, *torch.stack(batch[1:])[..., None].repeat(1, 1, count).flatten(1))
         stored = self._cache.by_storage_row()
-        for items in self._batches_of(subjects):
-            view = self._view(
-                noise_keys[items], layers[items], prompt_tokens[items], text_tokens[items], rows=rows[items], **stored
-            )
+        finite = []
+        self._seen.clear()
+        for together in self._batches_of(sequences):
+            part = EvictionBatch(*(numbers[together] for numbers in items))
+            view = self._view(part, layers[together], **stored)
             scores = self.policy.keep_scores(view)
-            mask = self.policy.prompt_mask(view)
-            self._cache.evict(scores, mask, rows[items], text_tokens[items], bad_layers, items.start)
-        return bad_layers
+            self._look(view, scores)
+            finite.append(self._cache.evict(scores, self.policy.prompt_mask(view), part.rows, part.seq_lens))
+        self._report(batch.rows, batch.seq_lens)
+        of_items = finite[0] if len(finite) == 1 else torch.cat(finite)
+        return self.first_bad_layer(of_items.view(sequences, count))
 
-    def _view(
-        self, noise_keys: Tensor, layers: Tensor, prompt_tokens: Tensor, text_tokens: Tensor, **stored: Any
-    ) -> CacheView:
-        """The method's view of (N,) items; ``stored`` are the tensors of the cache, or of a prompt."""
+    def first_bad_layer(self, finite: Tensor) -> Tensor:
+        """The first layer that is not finite, L if all are: (n, L) bool of n sequences to (n,) int64."""
+        count = self._cache.shape.layers
+        return torch.add(self._layers, finite, alpha=count).amin(dim=1)  # a finite one counts as L or more
+
+    def _view(self, items: EvictionBatch, layers: Tensor, **stored: Any) -> CacheView:
+        """The method's view of N items of (N,) layers; ``stored`` are the tensors of the cache, or of a prompt."""
         return CacheView(
-            prompt_tokens=prompt_tokens,
-            text_tokens=text_tokens,
+            rows=items.rows,
+            prompt_lens=items.prompt_lens,
+            seq_lens=items.seq_lens,
             budget=self.budget,
             window=self.window,
-            noise=SequenceNoise(noise_keys, layers),
+            noise=SequenceNoise(items.noise_keys, layers),
             thresholds=None if self._thresholds is None else self._thresholds[layers],
+            ops=self._cache.ops,
             **stored,
         )
+
+    def _look(self, view: CacheView, scores: Tensor) -> None:
+        """Note positions, scores and what stays of N items, see :class:`Cut`, where someone wants to know."""
+        if self._on_cut is not None:
+            kept = best_mask(scores, self.budget - self.window, must_keep=self.policy.prompt_mask(view))
+            self._seen.append((view.candidate_positions.int().cpu(), scores.cpu(), kept.cpu()))
+
+    def _report(self, rows: Tensor, seq_lens: Tensor) -> None:
+        """Hand on what was noted of all layers of n sequences, whose rows and lengths are (n,) int64."""
+        if self._on_cut is not None:
+            noted = (torch.cat(parts).unflatten(0, (len(rows), -1)) for parts in zip(*self._seen, strict=True))
+            for row, *decided in zip(rows.tolist(), seq_lens.tolist(), *noted, strict=True):
+                self._on_cut(row, Cut(*decided))
 
     def prompt_layers_at_once(self, tokens: int) -> int:
         """Number of layers whose states, of a prompt of so many tokens, are kept and cut together."""
@@ -179,28 +216,34 @@ class Cutter:
         """
         count, tokens, heads, head_dim = keys.shape
         among = slice(first_layer, first_layer + count)
-        layers = self._layers[among]
+        rows = self._layers[:count]  # of these states, not of the cache
+        items = EvictionBatch(rows, *(torch.full_like(rows, number) for number in subject[1:]))
         positions = torch.arange(tokens, dtype=torch.int32, device=keys.device).repeat(count, heads, 1)
-        noise_keys, prompt_tokens, text_tokens = (torch.full_like(layers, number) for number in subject[1:])
         states = {"keys": keys, "values": values, "positions": positions, "queries": queries}
-        view = self._view(noise_keys, layers, prompt_tokens, text_tokens, **states)
-        kept, finite = self.policy.select(view)
+        view = self._view(items, self._layers[among], **states)
+        scores = self.policy.keep_scores(view)
+        kept, finite = self.policy.select(view, scores)
         wide = kept.transpose(1, 2)[..., None].expand(-1, -1, -1, head_dim)
         self._cache.write(among, subject.row, keys.gather(1, wide), values.gather(1, wide))
         self._cache.write_positions(among, subject.row, positions.gather(2, kept), tokens)
+        if first_layer == 0:
+            self._seen.clear()
+        self._look(view, scores)
+        if among.stop == self._cache.shape.layers:
+            self._report(torch.tensor([subject.row]), items.seq_lens[:1])
         return finite
 
-    def _batches_of(self, subjects: int) -> Iterator[slice]:
+    def _batches_of(self, sequences: int) -> Iterator[slice]:
         """The items that are worked on together."""
         layers = self._cache.shape.layers
-        group = subjects * layers if self._batches else layers
-        for start in range(0, subjects * layers, group):
+        group = sequences * layers if self._batches else layers
+        for start in range(0, sequences * layers, group):
             for first in range(start, start + group, self._items_at_once):
                 yield slice(first, min(first + self._items_at_once, start + group))
 
 
-def _item_bytes(shape: CacheShape, served_by_kernels: bool) -> int:
+def _item_bytes(shape: CacheShape, in_place: bool) -> int:
     """Working memory of the scores of one item."""
-    if served_by_kernels:
+    if in_place:
         return _BYTES_PER_SCORE * shape.kv_heads * shape.tokens + _BYTES_PER_HEAD_DIM * shape.head_dim
     return 4 * shape.tokens * (3 * shape.kv_heads * shape.head_dim + 3 * shape.query_window * shape.query_heads)

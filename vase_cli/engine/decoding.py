@@ -103,7 +103,7 @@ class DecodeLoop:
         on_host = None if cache.keys.is_cuda else longest
         step = DecodeStep(cache, self.backend, state.text_positions, state.active, state.seq_lens, on_host)
         logits = self.model.decode(state.tokens, step)
-        tokens, finite = sample(logits, self.sampling, state.token_keys, state.text_positions + 1)
+        tokens, finite = sample(logits, self.sampling, state.token_keys, state.text_positions + 1, cache.ops)
         state.result[0] = tokens
         state.result[1] = finite
         state.tokens.copy_(tokens * state.active)

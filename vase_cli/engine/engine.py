@@ -44,6 +44,7 @@ from vase_cli.engine.steps import PrefillStep
 from vase_cli.engine.timing import StepTimer, mark, milliseconds
 from vase_cli.errors import ConfigError, ModelError, first_line
 from vase_cli.eviction.base import EvictionPolicy
+from vase_cli.kernels.ops import TorchOps, select_ops
 from vase_cli.models.language_model import LanguageModel
 from vase_cli.randomness import stream_key
 
@@ -72,6 +73,7 @@ class Engine:
         thresholds: torch.Tensor | None = None,
         record_cuts: bool = False,
         run_ahead: bool | None = None,
+        ops: TorchOps | None = None,
     ) -> None:
         """Allocate the cache.
 
@@ -81,20 +83,21 @@ class Engine:
             thresholds: (L, H) float32 on the model's device, for a method that reads them.
             record_cuts: yield a :class:`RowCut` for each cut; slower, as all scores come to the host.
             run_ahead: whether a step is launched before the one before it is read; None is on CUDA only.
+            ops: what computes cuts and draws; None is :func:`select_ops`.
 
         Raises:
             ConfigError: settings that do not fit the method, or a backend that does not fit the model.
             ModelError: out of memory.
         """
         check_settings(policy, settings)
-        if refusal := backend.refusal(model.device, model.facts.torch_dtype, model.facts.shape.head_dim):
-            raise ConfigError(refusal)
+        backend.check(model.device, model.facts.torch_dtype, model.facts.shape.head_dim)
         self.settings = settings
         self.stats = EngineStats()
         self.timer = StepTimer(model.device, on=timed)
         self._model = model
         self._policy = policy
         self._backend = backend
+        self._ops = select_ops(model.device) if ops is None else ops
         self._record_cuts = record_cuts
         self._recorded: defaultdict[int, list[Cut]] = defaultdict(list)  # of each row, until its batch is processed
         self._thresholds = thresholds
@@ -116,9 +119,9 @@ class Engine:
     def _allocate(self) -> None:
         """Make the cache and what stands beside it, for ``max_num_seqs`` rows, all idle; all of it or nothing."""
         settings, model = self.settings, self._model
-        made_for = (model.facts, self._policy, self._backend, model.device)
+        made_for = (model.facts, self._policy, self._backend, self._ops)
         shape = settings.cache_shape(*made_for, usual_scale=model.usual_scale)
-        cache = StaticCache(shape, model.facts.torch_dtype, model.device)
+        cache = StaticCache(shape, model.facts.torch_dtype, model.device, self._ops)
         cutter = None
         if settings.budget is not None and settings.cut_at is not None:
             on_cut = (lambda row, cut: self._recorded[row].append(cut)) if self._record_cuts else None
@@ -220,7 +223,7 @@ class Engine:
         set_row(self._state.token_keys, row, self._stream_key(request, "tokens"))
         token_keys = self._state.token_keys[row : row + 1]
         positions = torch.full_like(token_keys, prompt_tokens)
-        token, finite = sample(logits, self.settings.sampling, token_keys, positions)
+        token, finite = sample(logits, self.settings.sampling, token_keys, positions, self._ops)
         finite, bad_layer = finite.long(), step.bad_layer()
         if bad_layer is not None:
             self._note_cut(sequence)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from vase_cli import kernels
 from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.memory import MemoryPlan, plan_memory
@@ -122,7 +121,7 @@ class EngineFactory:
         def cache_shape(count: int) -> CacheShape:
             shapes = [
                 plan.settings(limits, max_num_seqs=count, longest_prompt_tokens=longest).cache_shape(
-                    plan.facts, plan.policy, plan.backend, plan.device.torch
+                    plan.facts, plan.policy, plan.backend, plan.ops
                 )
                 for limits, longest in needed
             ]
@@ -139,7 +138,7 @@ class EngineFactory:
             available_bytes=available_bytes - reserved_bytes,
             max_num_seqs=max_num_seqs,
             most_num_seqs=max(1, min(most_num_seqs or MOST_NUM_SEQS[plan.device.type], requests)),
-            kernels=plan.device.type == "cuda" and kernels.usable_on(plan.device.torch),
+            kernels=plan.ops.has_kernels,
             few_candidates=drawn_from_few(plan.recipe.sampling),
         )
 
@@ -155,11 +154,13 @@ class EngineFactory:
                 self._loaded.model = load(plan.entry, self.tokenizer, dtype, plan.device.torch)
             else:
                 self._loaded.model = plan.random_weights.load(plan.entry, dtype, plan.device.torch)
-            if plan.device.type == "cuda":
+            if plan.ops.has_kernels:
                 try:
                     self._loaded.model.fuse()
                 except FusionError as error:
                     self._loaded.unfused = str(error)
+            elif plan.device.type == "cuda":
+                self._loaded.unfused = "no Triton on this device"
         return self._loaded.model
 
     def decode_path(self, planned_steps: int) -> DecodePath:
@@ -201,6 +202,7 @@ class EngineFactory:
             plan.policy,
             plan.backend,
             plan.settings(limits, max_num_seqs=max_num_seqs, longest_prompt_tokens=longest_prompt_tokens),
+            ops=plan.ops,
             thresholds=None if plan.thresholds is None else plan.thresholds.values.to(plan.device.torch),
             timed=timed,
             record_cuts=record_cuts,

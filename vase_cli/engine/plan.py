@@ -12,6 +12,7 @@ from vase_cli.device import Device, resolve_device
 from vase_cli.engine.settings import EngineSettings, check_settings
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
+from vase_cli.kernels.ops import TorchOps, select_ops
 from vase_cli.models.describe import ModelFacts, describe
 from vase_cli.models.random_weights import RandomWeights
 from vase_cli.models.thresholds import Thresholds, load_thresholds
@@ -44,6 +45,7 @@ class RunPlan:
         recipe, entry: as they were given.
         method: the method's name; the class's, where the policy was given.
         device: what the model runs on.
+        ops: what computes cuts and draws on the device.
         facts, backend: figures of the model, and its attention.
         policy: the method with its options; one that asks for thresholds, where the model has none, counts instead.
         thresholds: those of the model, where the method reads them.
@@ -55,6 +57,7 @@ class RunPlan:
     entry: ModelEntry
     method: str
     device: Device
+    ops: TorchOps
     facts: ModelFacts
     backend: AttentionBackend
     policy: EvictionPolicy
@@ -131,14 +134,18 @@ def plan_run(
             policy = replace(policy, **counting)
             counted = f"{entry.name} has no thresholds, so outliers are told by their count"
             notes = (f"warning: {method}: {counted}; `vase calibrate` makes thresholds",)
-    return RunPlan(recipe, entry, method, device, facts, backend, policy, thresholds, notes, weights)
+    return RunPlan(
+        recipe, entry, method, device, select_ops(device.torch), facts, backend, policy, thresholds, notes, weights
+    )
 
 
 def _choose_backend(asked: str, facts: ModelFacts, device: Device) -> AttentionBackend:
     by_speed = ("triton", "flash_attention_2", "sdpa") if device.type == "cuda" else ("sdpa",)
     for name in by_speed if asked == "auto" else (asked,):
         backend: AttentionBackend = plugins.load("attention", name)()
-        refusal = backend.refusal(device.torch, facts.torch_dtype, facts.shape.head_dim)
-        if refusal is None:
+        try:
+            backend.check(device.torch, facts.torch_dtype, facts.shape.head_dim)
             return backend
-    raise ConfigError(refusal)
+        except ConfigError as error:
+            refusal = error
+    raise refusal

@@ -5,15 +5,13 @@ Shapes: B rows (max_num_seqs), S cached tokens a row can hold (budget + W), W wi
 
 from dataclasses import dataclass
 
-import torch
-
-from vase_cli import kernels
 from vase_cli.attention.base import AttentionBackend
 from vase_cli.config.schema import SamplingParams
 from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.requests import Request
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
+from vase_cli.kernels.ops import TorchOps
 from vase_cli.models.describe import ModelFacts
 
 
@@ -41,7 +39,7 @@ class EngineSettings:
         facts: ModelFacts,
         policy: EvictionPolicy,
         backend: AttentionBackend,
-        device: torch.device,
+        ops: TorchOps,
         *,
         usual_scale: bool = True,
     ) -> CacheShape:
@@ -60,7 +58,7 @@ class EngineSettings:
             query_window=self.window if cut_at and "queries" in policy.needs else 0,
             element_bytes=facts.torch_dtype.itemsize,
             lse=backend.supports_lse and usual_scale,
-            ranges=cut_at is not None and "ranges" in policy.needs and kernels.usable_on(device),
+            ranges=cut_at is not None and "ranges" in policy.needs and ops.scores_in_place(model.head_dim),
         )
 
     def ends(self, request: Request, new_tokens: int) -> bool:

@@ -46,11 +46,9 @@ class PrefillStep:
 
     def bad_layer(self) -> Tensor | None:
         """After the forward, (1,) int64: the first layer not finite, L if all were; None where nothing was cut."""
-        if not self._finite:
+        if self.cutter is None or not self._finite:
             return None
-        finite = torch.cat(self._finite)
-        layers = torch.arange(finite.shape[0], device=finite.device)
-        return torch.where(finite, finite.shape[0], layers).amin()[None]
+        return self.cutter.first_bad_layer(torch.cat(self._finite)[None])
 
 
 @dataclass

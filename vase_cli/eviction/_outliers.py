@@ -8,7 +8,6 @@ from torch import Tensor
 from vase_cli.errors import ConfigError
 from vase_cli.eviction._scores import protect_sinks
 from vase_cli.eviction.base import CacheView, EvictionPolicy, check_at_least
-from vase_cli.kernels.ranking import largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ def outlier_mask(view: CacheView, ranges: Tensor, n_large: int | None, sinks: in
         RuntimeError: a view without the thresholds to go by.
     """
     ranked = protect_sinks(view, ranges, sinks)
-    mask = largest(ranked, min(view.budget // 4 if n_large is None else n_large, view.budget - view.window))
+    mask = view.ops.largest(ranked, min(view.budget // 4 if n_large is None else n_large, view.budget - view.window))
     if by == "count":
         return mask
     if view.thresholds is None:

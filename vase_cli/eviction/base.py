@@ -8,23 +8,16 @@ A cut keeps the last W tokens and the K best of the C candidates before them, se
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from vase_cli import kernels
 from vase_cli.errors import ConfigError
+from vase_cli.kernels.ops import Place, TorchOps
 from vase_cli.kernels.ranking import best
 from vase_cli.randomness import SequenceNoise
-
-_KERNEL_HEAD_DIMS = (16, 32, 64, 128, 256)
-
-
-def served_by_kernels(states: Tensor) -> bool:
-    """True if the score kernels can read such keys and values, (..., D)."""
-    return kernels.usable(states) and states.shape[-1] in _KERNEL_HEAD_DIMS
 
 
 @dataclass(frozen=True)
@@ -37,25 +30,26 @@ class CacheView:
         keys, values: (R, S, H, D), any float dtype; keys are rotated with their original positions.
         positions: (R, H, S) int32, the text position of each cached token in text order, ascending along S.
         queries: (R, W, Hq, D), the last W queries after rotation, in any order; None unless the method needs them.
-        prompt_tokens, text_tokens: (N,) int64, the length of the item's prompt, and of its text at this cut.
+        prompt_lens, seq_lens: (N,) int64, the length of the item's prompt, and of its text at this cut.
         budget, window: tokens kept in each head, the window included; W.
         noise: the item's source of randomness.
         slot_mapping: (R, H, S) int32, in text order, each token's place along S of ``keys`` and ``values``; None if the
             same.
         rows: (N,) int64, the items' storage rows; None for all of them, N = R.
         ranges: (R, H, S) float32 by storage slot, the value ranges from earlier cuts, negative where there is none, out
-            of date for the last W candidates; the kernel adds its own. None where they are not kept.
+            of date for the last W candidates; a kernel adds its own. None where they are not kept.
         lse: (R, W, Hq) float32, log2 of the sum of exp(q·k / sqrt(D)) over the candidates for each of the
             queries, in their order; None where a cut must compute them itself.
         thresholds: (N, H) float32, the value range above which a token is an outlier; None without calibration.
+        ops: what computes the scores on this device.
     """
 
     keys: Tensor
     values: Tensor
     positions: Tensor
     queries: Tensor | None
-    prompt_tokens: Tensor
-    text_tokens: Tensor
+    prompt_lens: Tensor
+    seq_lens: Tensor
     budget: int
     window: int
     noise: SequenceNoise
@@ -64,6 +58,7 @@ class CacheView:
     lse: Tensor | None = None
     ranges: Tensor | None = None
     thresholds: Tensor | None = None
+    ops: TorchOps = field(default_factory=TorchOps)
 
     @property
     def candidates(self) -> int:
@@ -71,14 +66,19 @@ class CacheView:
         return self.keys.shape[1] - self.window
 
     @property
+    def place(self) -> Place:
+        """Where the candidates stand."""
+        return Place(self.item_rows, self.slot_mapping, self.candidates)
+
+    @property
     def candidate_keys(self) -> Tensor:
         """(N, H, C, D) float32."""
-        return self._in_text_order(self.keys).float()
+        return self.place.states(self.keys)
 
     @property
     def candidate_values(self) -> Tensor:
         """(N, H, C, D) float32."""
-        return self._in_text_order(self.values).float()
+        return self.place.states(self.values)
 
     @property
     def candidate_positions(self) -> Tensor:
@@ -90,34 +90,25 @@ class CacheView:
         return self.of_items(self.positions[..., : self.candidates]) < bound
 
     @property
-    def item_queries(self) -> Tensor:
-        """(N, W, Hq, D); a ``RuntimeError`` if the method's ``needs`` does not name them."""
+    def kept_queries(self) -> Tensor:
+        """(R, W, Hq, D), ``queries``; a ``RuntimeError`` if the method's ``needs`` does not name them."""
         if self.queries is None:
             raise RuntimeError("this method reads queries: its `needs` must name them")
-        return self.of_items(self.queries)
+        return self.queries
+
+    @property
+    def item_queries(self) -> Tensor:
+        """(N, W, Hq, D); see ``kept_queries``."""
+        return self.of_items(self.kept_queries)
 
     @property
     def item_rows(self) -> Tensor:
         """(N,) int64, the storage row of each item."""
         return torch.arange(self.keys.shape[0], device=self.keys.device) if self.rows is None else self.rows
 
-    def only(self, item: int) -> "CacheView":
-        """The states of one item alone; its noise is that of all."""
-        at = slice(item, item + 1)
-        prompt_tokens, text_tokens = self.prompt_tokens[at], self.text_tokens[at]
-        return replace(self, rows=self.item_rows[at], prompt_tokens=prompt_tokens, text_tokens=text_tokens)
-
     def of_items(self, per_row: Tensor) -> Tensor:
         """The items' rows of (R, ...): (N, ...)."""
         return per_row if self.rows is None else per_row[self.rows]
-
-    def _in_text_order(self, states: Tensor) -> Tensor:
-        """The candidates of (R, S, H, D): (N, H, C, D)."""
-        if self.slot_mapping is None:
-            return self.of_items(states[:, : self.candidates]).transpose(1, 2)
-        slots = self.of_items(self.slot_mapping[..., : self.candidates]).long()
-        heads = torch.arange(states.shape[2], device=states.device)
-        return states[self.item_rows[:, None, None], slots, heads[:, None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +125,7 @@ class EvictionPolicy(ABC):
     evicts: ClassVar[bool] = True
     """False only for the dense baseline, whose cache is as long as the text."""
     batches: ClassVar[bool] = False
-    """True if a cut may score many sequences at once where :func:`served_by_kernels`. It promises that the bits of an
+    """True if a cut may score many sequences at once where kernels score in place. It promises that the bits of an
     item's scores do not depend on N, and that ``keep_scores`` makes nothing as large as ``candidate_keys`` of all N."""
 
     protect_prompt: bool = False
@@ -155,14 +146,14 @@ class EvictionPolicy(ABC):
     def check(self, budget: int, window: int) -> None:  # noqa: B027 - most methods have nothing to refuse
         """Refuse parameters that cannot work with this budget with a ``ConfigError`` that says which, and the range."""
 
-    def select(self, view: CacheView) -> tuple[Tensor, Tensor]:
-        """Choose which tokens stay.
+    def select(self, view: CacheView, scores: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Choose which tokens stay, by ``keep_scores`` or by ``scores`` that it has given.
 
         Returns:
             kept: (N, H, budget) int64, numbers in text order, ascending; the window's come last.
             finite: (N,) bool, False for an item with a NaN score, whose tokens mean nothing.
         """
-        scores = self.keep_scores(view)
+        scores = self.keep_scores(view) if scores is None else scores
         places = view.budget - view.window
         kept = best(scores, places, must_keep=self.prompt_mask(view)).sort(dim=-1).values
         window = torch.arange(view.candidates, view.keys.shape[1], device=kept.device)
@@ -171,7 +162,7 @@ class EvictionPolicy(ABC):
 
     def prompt_mask(self, view: CacheView) -> Tensor | None:
         """(N, H, C) bool, the tokens that stay whatever their score; None for none."""
-        return view.positions_below(view.prompt_tokens[:, None, None]) if self.protect_prompt else None
+        return view.positions_below(view.prompt_lens[:, None, None]) if self.protect_prompt else None
 
 
 def check_at_least(name: str, value: int, least: int) -> None:

@@ -23,7 +23,7 @@ class RangeTopK(ProtectsOutliers):
         """The window attention; outliers are protected."""
         ranges = value_range(view)
         scores = window_attention(view, smooth=self.smooth)
-        return protect(scores, self.protected(view, ranges), ranges)
+        return protect(view, scores, self.protected(view, ranges), ranges)
 
 
 METHOD = RangeTopK

@@ -23,7 +23,7 @@ class VaseAttnV(ProtectsOutliers):
         """Log attention plus Gumbel noise; outliers are protected and so leave the draw."""
         ranges = value_range(view)
         scores = sampled(view, window_attention(view, smooth=self.smooth))
-        return protect(scores, self.protected(view, ranges), ranges)
+        return protect(view, scores, self.protected(view, ranges), ranges)
 
 
 METHOD = VaseAttnV

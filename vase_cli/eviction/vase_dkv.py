@@ -31,11 +31,11 @@ class VaseDKV(CurDKV):
         scores = super().keep_scores(view)
         if self.outliers == "none":
             return scores
-        return protect(scores, outlier_mask(view, value_range(view), self.n_large, self.sinks, self.outliers))
+        return protect(view, scores, outlier_mask(view, value_range(view), self.n_large, self.sinks, self.outliers))
 
     def projection(self, view: CacheView) -> Tensor:
         """P, (N, D, rank) float32: another one at each cut."""
-        return gaussian_projection(view, self.rank, view.text_tokens)
+        return gaussian_projection(view, self.rank, view.seq_lens)
 
     def check(self, budget: int, window: int) -> None:
         """Refuse what leverage refuses, and an ``n_large`` that does not fit or that nothing reads."""

@@ -2,10 +2,10 @@
 
 Shapes: R storage rows, S slots of a row, N work items (one layer of one sequence), C candidates (the first tokens in
 text order), H KV heads, D head dim, a power of two from 16 to 256. States are (R, S, H, D) in bfloat16, float16 or
-float32, their last dimension contiguous; ``rows`` (N,) int64 names the storage row of each item; ``slots`` (R, H, S)
-int32 is the slot of each token in text order, None where that is the token's index. Scores are (N, H, C) float32 in
-text order. An item's scores depend neither on N nor on the other items: each program belongs to one item, and all sums
-are cut up by fixed numbers of candidates.
+float32, their last dimension contiguous; ``rows`` (N,) int64 names the storage row of each item; ``slot_mapping``
+(R, H, S) int32 is the slot of each token in text order, None where that is the token's index. Scores are (N, H, C)
+float32 in text order. An item's scores depend neither on N nor on the other items: each program belongs to one item,
+and all sums are cut up by fixed numbers of candidates.
 """
 
 import triton
@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 
-def order_of(slots: Tensor | None, rows: Tensor) -> tuple[Tensor, int, int]:
-    """The slots and their strides of row and head; without slots, something that is never read."""
-    return (rows, 0, 0) if slots is None else (slots, slots.stride(0), slots.stride(1))
+def order_of(slot_mapping: Tensor | None, rows: Tensor) -> tuple[Tensor, int, int]:
+    """The slot mapping and its strides of row and head; without one, something that is never read."""
+    return (rows, 0, 0) if slot_mapping is None else (slot_mapping, slot_mapping.stride(0), slot_mapping.stride(1))
 
 
 def stages_of(tiles: int, indirect: bool) -> int:

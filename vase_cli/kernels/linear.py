@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vase_cli.kernels import usable
-
 MAX_ROWS = 32
 
 
@@ -30,8 +28,7 @@ class _Config(NamedTuple):
 def serves(x: Tensor, weight: Tensor) -> bool:
     """Whether :func:`linear` takes such tensors: few rows x (M, K) and weight (N, K), contiguous, bf16 or fp16."""
     return (
-        usable(x)
-        and x.shape[0] <= MAX_ROWS
+        x.shape[0] <= MAX_ROWS
         and x.dtype in (torch.bfloat16, torch.float16)
         and x.dtype == weight.dtype
         and x.is_contiguous()

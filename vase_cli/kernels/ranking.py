@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from vase_cli import kernels
-
 _INDEX_BITS = 24
 
 
@@ -24,11 +22,7 @@ def best(scores: Tensor, count: int, *, must_keep: Tensor | None = None) -> Tens
     return ((rank << _INDEX_BITS) - indices).topk(count, dim=-1).indices
 
 
-def largest(scores: Tensor, count: int) -> Tensor:
-    """Which scores are the ``count`` largest of each head, in the order of :func:`best`: (N, H, C) float32 to bool."""
-    if kernels.usable(scores):
-        from vase_cli.kernels import selection
-
-        if scores.shape[-1] <= selection.LONGEST:
-            return selection.largest(scores, count)
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best(scores, count), True)
+def best_mask(scores: Tensor, count: int, *, must_keep: Tensor | None = None) -> Tensor:
+    """Which scores are among those of :func:`best`: (..., M) bool."""
+    chosen = best(scores, count, must_keep=must_keep)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)

@@ -28,17 +28,7 @@ _WARPS = 4
 def draw(
     logits: Tensor, candidates: int, temperature: float, top_p: float, min_p: float, keys: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token of each row from its best candidates; one candidate is the greedy choice.
-
-    Args:
-        logits: (B, V) float32, float16 or bfloat16.
-        candidates: how many of the best tokens to draw from, 1 to 64 and at most V.
-        temperature, top_p, min_p: above 0, in (0, 1] and in [0, 1], see :mod:`vase_cli.engine.sampling`.
-        keys, positions: (B,) int64.
-
-    Returns:
-        (B,) int64 token ids and (B,) bool, whether all logits of the row are finite; the token is 0 where not.
-    """
+    """:meth:`TorchOps.draw` from 1 to 64 candidates, at a temperature above 0; the token is 0 where not finite."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, vocabulary = logits.shape

@@ -25,25 +25,24 @@ def _ranks(scores):
 
 
 @triton.jit
-def _loaded(scores, first, offsets, candidates, has_first: tl.constexpr):
+def _loaded(scores, must_keep, offsets, candidates, has_must_keep: tl.constexpr):
     inside = offsets < candidates
     named = inside
-    if has_first:
-        named = tl.load(first + offsets, mask=inside, other=0) != 0
+    if has_must_keep:
+        named = tl.load(must_keep + offsets, mask=inside, other=0) != 0
     return tl.load(scores + offsets, mask=inside, other=0.0), named, inside
 
 
 @triton.jit
-def _search(scores, first, candidates, count, has_first: tl.constexpr, block: tl.constexpr):
+def _search(scores, must_keep, candidates, count, has_must_keep: tl.constexpr, block: tl.constexpr):
     """Facts about all candidates from which :func:`_stays` tells the ``count`` best.
 
-    Whether all that are named first stay, the rank of the last one that stays on its score, and how many of that rank
-    stay.
+    Whether all that must be kept fit, the rank of the last one that stays on its score, and how many of that rank stay.
     """
-    loaded, named, inside = _loaded(scores, first, tl.arange(0, block), candidates, has_first)
+    loaded, named, inside = _loaded(scores, must_keep, tl.arange(0, block), candidates, has_must_keep)
     fits = count < 0
     pool = inside
-    if has_first:
+    if has_must_keep:
         named_count = tl.sum((named & inside).to(tl.int32))
         fits = named_count < count
         pool = inside & (named ^ fits)
@@ -59,15 +58,15 @@ def _search(scores, first, candidates, count, has_first: tl.constexpr, block: tl
 
 
 @triton.jit
-def _stays(scores, named, inside, fits, threshold, places, has_first: tl.constexpr):
+def _stays(scores, named, inside, fits, threshold, places, has_must_keep: tl.constexpr):
     """Flags of candidates that stay, and of those that share the last one's rank: the first ``places`` of them stay."""
     pool = inside
-    if has_first:
+    if has_must_keep:
         pool = inside & (named ^ fits)
     ranks = _ranks(scores)
     equal = pool & (ranks == threshold)
     stays = (pool & (ranks > threshold)) | (equal & (tl.cumsum(equal.to(tl.int32)) <= places))
-    if has_first:
+    if has_must_keep:
         stays = stays | (inside & named & fits)
     return stays, equal
 
@@ -87,8 +86,8 @@ def _largest_kernel(scores, chosen, candidates, count, block: tl.constexpr, tile
 
 @triton.jit
 def _evict_kernel(
-    scores, first, slots, positions, keys, values, rows, text_tokens, holes, bad_layers, first_item, layers, heads,
-    candidates, head_dim, window: tl.constexpr, has_first: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+    scores, must_keep, slot_mapping, positions, keys, values, rows, seq_lens, holes, finite, heads, candidates,
+    head_dim, window: tl.constexpr, has_must_keep: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
     window_block: tl.constexpr, head_block: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0).to(tl.int64)
@@ -97,34 +96,33 @@ def _evict_kernel(
     tokens = candidates + window
     kept = candidates - window
     scores += (item * heads + head) * candidates
-    first += (item * heads + head) * candidates
+    must_keep += (item * heads + head) * candidates
     holes += (item * heads + head) * window
-    slots += (row * heads + head) * tokens
+    slot_mapping += (row * heads + head) * tokens
     positions += (row * heads + head) * tokens
 
-    fits, threshold, places = _search(scores, first, candidates, kept, has_first, block)
+    fits, threshold, places = _search(scores, must_keep, candidates, kept, has_must_keep, block)
     # A kept token's place is never behind it, so that a tile overwrites no tile after it.
     kept_before = tl.zeros((), dtype=tl.int32)
     not_numbers = tl.zeros((), dtype=tl.int32)
     for begin in range(0, block, tile):
         offsets = begin + tl.arange(0, tile)
-        loaded, named, inside = _loaded(scores, first, offsets, candidates, has_first)
-        stays, equal = _stays(loaded, named, inside, fits, threshold, places, has_first)
+        loaded, named, inside = _loaded(scores, must_keep, offsets, candidates, has_must_keep)
+        stays, equal = _stays(loaded, named, inside, fits, threshold, places, has_must_keep)
         places -= tl.sum(equal.to(tl.int32))
         not_numbers += tl.sum((inside & (loaded != loaded)).to(tl.int32))
         place = kept_before + tl.cumsum(stays.to(tl.int32)) - 1
         kept_before += tl.sum(stays.to(tl.int32))
-        old_slots = tl.load(slots + offsets, mask=inside, other=0)
+        old_slots = tl.load(slot_mapping + offsets, mask=inside, other=0)
         old_positions = tl.load(positions + offsets, mask=inside, other=0)
         tl.debug_barrier()
-        tl.store(slots + place, old_slots, mask=stays)
+        tl.store(slot_mapping + place, old_slots, mask=stays)
         tl.store(positions + place, old_positions, mask=stays)
         tl.store(holes + offsets - place - 1, old_slots, mask=inside & (stays ^ True))
     tl.debug_barrier()
-    number = first_item + item
-    tl.atomic_min(bad_layers + number // layers, (number % layers).to(tl.int32), mask=not_numbers > 0)
+    tl.store(finite + item * heads + head, not_numbers == 0)
 
-    window_start = (tl.load(text_tokens + item) - window).to(tl.int32)
+    window_start = (tl.load(seq_lens + item) - window).to(tl.int32)
     steps = tl.arange(0, window_block)
     for begin in range(0, 2 * window, window_block):
         step = begin + steps
@@ -134,7 +132,7 @@ def _evict_kernel(
         step = begin + steps
         moves = step < window
         hole = tl.load(holes + step, mask=moves, other=0)
-        tl.store(slots + kept + step, hole, mask=moves)
+        tl.store(slot_mapping + kept + step, hole, mask=moves)
         source = ((row * tokens + candidates + step) * heads + head) * head_dim
         target = ((row * tokens + hole) * heads + head) * head_dim
         mask = moves[:, None] & (dims < head_dim)
@@ -143,7 +141,7 @@ def _evict_kernel(
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """The ``count`` largest scores of each head, equal ones by the earlier: (N, H, C) float32 to bool, C <= LONGEST."""
+    """:meth:`TorchOps.largest` of at most ``LONGEST`` candidates."""
     scores = scores.contiguous()
     items, heads, candidates = scores.shape
     chosen = torch.empty(scores.shape, dtype=torch.bool, device=scores.device)
@@ -155,39 +153,25 @@ def largest(scores: Tensor, count: int) -> Tensor:
 
 
 def evict(
-    scores: Tensor,
-    first: Tensor | None,
-    slots: Tensor,
-    positions: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    rows: Tensor,
-    text_tokens: Tensor,
-    bad_layers: Tensor,
-    first_item: int,
-    layers: int,
-) -> None:
-    """Cut rows in place; arguments as of ``StaticCache.evict``, the cache's own tensors by storage row.
-
-    Args:
-        scores: (N, H, C) float32 in text order, C at most ``LONGEST``: as many tokens stay.
-        slots, positions: (R, H, S) int32, contiguous.
-        keys, values: (R, S, H, D), contiguous.
-        layers: L, items of a sequence.
-    """
+    scores: Tensor, must_keep: Tensor | None, slot_mapping: Tensor, positions: Tensor, keys: Tensor, values: Tensor,
+    rows: Tensor, seq_lens: Tensor,
+) -> Tensor:  # fmt: skip
+    """:meth:`TorchOps.evict` of at most ``LONGEST`` candidates."""
     items, heads, candidates = scores.shape
-    window, head_dim = slots.shape[-1] - candidates, keys.shape[-1]
+    window, head_dim = slot_mapping.shape[-1] - candidates, keys.shape[-1]
     head_block = triton.next_power_of_2(head_dim)
     block = triton.next_power_of_2(candidates)
     scores = scores.contiguous()
     holes = torch.empty((items, heads, window), dtype=torch.int32, device=scores.device)
+    finite = torch.empty((items, heads), dtype=torch.bool, device=scores.device)
     _evict_kernel[(items, heads)](
-        scores, scores if first is None else first.contiguous(), slots, positions, keys, values, rows, text_tokens,
-        holes, bad_layers, first_item, layers, heads, candidates, head_dim,
-        window=window, has_first=first is not None, block=block, tile=min(block, _TILE),
+        scores, scores if must_keep is None else must_keep.contiguous(), slot_mapping, positions, keys, values, rows,
+        seq_lens, holes, finite, heads, candidates, head_dim,
+        window=window, has_must_keep=must_keep is not None, block=block, tile=min(block, _TILE),
         window_block=min(triton.next_power_of_2(window), max(1, _MOVED_AT_ONCE // head_block)), head_block=head_block,
         num_warps=_warps(block),
     )  # fmt: skip
+    return finite.all(dim=1)
 
 
 def _warps(block: int) -> int:

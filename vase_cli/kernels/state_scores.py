@@ -1,6 +1,6 @@
 """Scores read straight from the keys and values in the cache's storage: range, leverage, redundancy.
 
-Shapes as in ``_candidates``. The definitions, and the references in plain torch, are in ``eviction/_scores``.
+Shapes as in ``_candidates``. The definitions, and the references in plain torch, are in ``ops``.
 """
 
 import torch
@@ -17,36 +17,28 @@ _ELEMENTS = 1024  # weights that one program divides
 
 
 def value_range(
-    values: Tensor, rows: Tensor, slots: Tensor | None, candidates: int, known: Tensor | None = None, newest: int = 0
-) -> Tensor:
-    """Maximum minus minimum of each candidate's value state; NaN where an element or the difference is not finite.
-
-    Args:
-        values, rows, slots, candidates: see ``_candidates``.
-        known: (R, H, S) float32, contiguous, by storage slot: ranges found before, negative where none was. Those are
-            taken and the others added, so that a value state is read once; each of ``rows`` is then named once. None
-            reads all.
-        newest: the last so many candidates are read whatever ``known`` says.
-    """
+    values: Tensor, rows: Tensor, slot_mapping: Tensor | None, candidates: int, known: Tensor | None = None,
+    newest: int = 0,
+) -> Tensor:  # fmt: skip
+    """:meth:`TorchOps.value_range`; where ``known``, which is contiguous, is given, each of ``rows`` is named once."""
     items, heads, head_dim = rows.shape[0], values.shape[2], values.shape[3]
     ranges = torch.empty((items, heads, candidates), dtype=torch.float32, device=values.device)
     tile = _tile(values)
     block = tile if known is None else max(tile, _KNOWN)
     blocks = triton.cdiv(candidates, block)
     _value_range[(items * blocks * heads,)](
-        values, rows, *order_of(slots, rows), ranges, known, *values.stride()[:3], values.shape[1], candidates, newest,
-        blocks, heads=heads, head_dim=head_dim, indirect=slots is not None, tile=tile, block=block,
+        values, rows, *order_of(slot_mapping, rows), ranges, known, *values.stride()[:3], values.shape[1], candidates,
+        newest, blocks, heads=heads, head_dim=head_dim, indirect=slot_mapping is not None, tile=tile, block=block,
     )  # fmt: skip
     return ranges
 
 
 def leverage(
-    keys: Tensor, values: Tensor, rows: Tensor, slots: Tensor | None, candidates: int, projection: Tensor
+    keys: Tensor, values: Tensor, rows: Tensor, slot_mapping: Tensor | None, candidates: int, projection: Tensor
 ) -> Tensor:
-    """``|k P|² |v P|²`` of each candidate; NaN where it is not finite.
+    """:meth:`TorchOps.leverage` of at most 64 columns of the projection.
 
-    ``projection`` is P, (N, D, r) float32, r at most 64. For bfloat16 states each of its numbers is split into the sum
-    of two, which hold all but 2^-18 of it.
+    For bfloat16 states each of its numbers is split into the sum of two, which hold all but 2^-18 of it.
     """
     items, heads, head_dim = rows.shape[0], keys.shape[2], keys.shape[3]
     rank = projection.shape[2]
@@ -55,20 +47,17 @@ def leverage(
     scores = torch.empty((items, heads, candidates), dtype=torch.float32, device=keys.device)
     spans = triton.cdiv(candidates, span)
     _leverage[(items * spans * heads,)](
-        keys, values, rows, *order_of(slots, rows), projection, scores, *keys.stride()[:3], *values.stride()[:3],
+        keys, values, rows, *order_of(slot_mapping, rows), projection, scores, *keys.stride()[:3], *values.stride()[:3],
         *projection.stride(), candidates, spans,
-        heads=heads, head_dim=head_dim, indirect=slots is not None, tile=tile, span=span,
+        heads=heads, head_dim=head_dim, indirect=slot_mapping is not None, tile=tile, span=span,
         rank=rank, columns=max(16, triton.next_power_of_2(rank)), split=split,
-        num_warps=4, num_stages=stages_of(stages, slots is not None),
+        num_warps=4, num_stages=stages_of(stages, slot_mapping is not None),
     )  # fmt: skip
     return scores
 
 
-def redundancy(keys: Tensor, rows: Tensor, slots: Tensor | None, candidates: int) -> Tensor:
-    """Softmax over the candidates of the mean cosine similarity of a key to the others; sums to 1 over C.
-
-    NaN in the whole head where a key is not finite. Reads the keys twice.
-    """
+def redundancy(keys: Tensor, rows: Tensor, slot_mapping: Tensor | None, candidates: int) -> Tensor:
+    """:meth:`TorchOps.redundancy`, NaN in the whole head where a key is not finite. Reads the keys twice."""
     items, heads, head_dim = rows.shape[0], keys.shape[2], keys.shape[3]
     tile = _tile(keys)
     summed = span_of(_SUMMED, candidates, 64)
@@ -76,8 +65,8 @@ def redundancy(keys: Tensor, rows: Tensor, slots: Tensor | None, candidates: int
     key_sums = torch.empty((items, heads, parts, head_dim), dtype=torch.float32, device=keys.device)
     weight_sums = torch.empty((items, heads, blocks), dtype=torch.float32, device=keys.device)
     weights = torch.empty((items, heads, candidates), dtype=torch.float32, device=keys.device)
-    order = order_of(slots, rows)
-    shape = {"heads": heads, "head_dim": head_dim, "indirect": slots is not None, "tile": tile}
+    order = order_of(slot_mapping, rows)
+    shape = {"heads": heads, "head_dim": head_dim, "indirect": slot_mapping is not None, "tile": tile}
     _sum_unit_keys[(items * parts * heads,)](
         keys, rows, *order, key_sums, *keys.stride()[:3], candidates, parts, **shape, summed=summed
     )
@@ -99,13 +88,13 @@ def _tile(states: Tensor) -> int:
 
 @triton.jit
 def _value_range(
-    values, rows, slots, slot_row, slot_head, ranges, known, value_row, value_token, value_head, tokens, candidates,
-    newest, blocks, heads: tl.constexpr, head_dim: tl.constexpr, indirect: tl.constexpr, tile: tl.constexpr,
+    values, rows, slot_mapping, slot_row, slot_head, ranges, known, value_row, value_token, value_head, tokens,
+    candidates, newest, blocks, heads: tl.constexpr, head_dim: tl.constexpr, indirect: tl.constexpr, tile: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
     item, number, head = program_of(blocks, heads)
     row = tl.load(rows + item)
-    slot_at = slots + row * slot_row + head * slot_head
+    slot_at = slot_mapping + row * slot_row + head * slot_head
     value_at = values + row * value_row + head * value_head
     out = ranges + (item * heads + head).to(tl.int64) * candidates
     first = number * block
@@ -137,7 +126,7 @@ def _value_range(
 
 @triton.jit
 def _leverage(
-    keys, values, rows, slots, slot_row, slot_head, projection, scores,
+    keys, values, rows, slot_mapping, slot_row, slot_head, projection, scores,
     key_row, key_token, key_head, value_row, value_token, value_head,
     projection_item, projection_dim, projection_column, candidates, spans,
     heads: tl.constexpr, head_dim: tl.constexpr, indirect: tl.constexpr, tile: tl.constexpr, span: tl.constexpr,
@@ -147,7 +136,7 @@ def _leverage(
     row = tl.load(rows + item)
     column = tl.arange(0, columns)[None, :]
     entries = projection + item.to(tl.int64) * projection_item + column * projection_column
-    slot_at = slots + row * slot_row + head * slot_head
+    slot_at = slot_mapping + row * slot_row + head * slot_head
     key_at = keys + row * key_row + head * key_head
     value_at = values + row * value_row + head * value_head
     out = scores + (item * heads + head).to(tl.int64) * candidates
@@ -179,12 +168,12 @@ def _leverage(
 
 @triton.jit
 def _sum_unit_keys(
-    keys, rows, slots, slot_row, slot_head, key_sums, key_row, key_token, key_head, candidates, parts,
+    keys, rows, slot_mapping, slot_row, slot_head, key_sums, key_row, key_token, key_head, candidates, parts,
     heads: tl.constexpr, head_dim: tl.constexpr, indirect: tl.constexpr, tile: tl.constexpr, summed: tl.constexpr,
 ):  # fmt: skip
     item, part, head = program_of(parts, heads)
     row = tl.load(rows + item)
-    slot_at = slots + row * slot_row + head * slot_head
+    slot_at = slot_mapping + row * slot_row + head * slot_head
     key_at = keys + row * key_row + head * key_head
     total = tl.zeros([tile, head_dim], tl.float32)
     for start in tl.range(part * summed, tl.minimum(part * summed + summed, candidates), tile):
@@ -199,7 +188,7 @@ def _sum_unit_keys(
 
 @triton.jit
 def _weigh_similarity(
-    keys, rows, slots, slot_row, slot_head, key_sums, weights, weight_sums, key_row, key_token, key_head,
+    keys, rows, slot_mapping, slot_row, slot_head, key_sums, weights, weight_sums, key_row, key_token, key_head,
     candidates, parts, blocks,
     heads: tl.constexpr, head_dim: tl.constexpr, indirect: tl.constexpr, tile: tl.constexpr,
     padded_parts: tl.constexpr,
@@ -208,7 +197,7 @@ def _weigh_similarity(
     row = tl.load(rows + item)
     item_head = (item * heads + head).to(tl.int64)
     token = block * tile + tl.arange(0, tile)
-    slot = slots_of(slots + row * slot_row + head * slot_head, token, candidates, indirect, False)
+    slot = slots_of(slot_mapping + row * slot_row + head * slot_head, token, candidates, indirect, False)
     key = tl.load(states_at(keys + row * key_row + head * key_head, slot, key_token, head_dim)).to(tl.float32)
     part = tl.arange(0, padded_parts)[:, None]
     part_at = key_sums + (item_head * parts + part) * head_dim + tl.arange(0, head_dim)[None, :]

@@ -1,6 +1,6 @@
 """What is drawn for each candidate, and what is protected among their scores: no state is read.
 
-Shapes as in ``_candidates``. The references in plain torch are in ``randomness`` and ``eviction/_scores``.
+Shapes as in ``_candidates``. The references in plain torch are in ``ops``.
 """
 
 import torch
@@ -10,46 +10,36 @@ from torch import Tensor
 
 from vase_cli.kernels._candidates import program_of
 from vase_cli.kernels._randomness import counted, gumbel, mixed, uniform
+from vase_cli.randomness import SequenceNoise
 
 _ELEMENTS = 1024  # elements that one program works on
 
 
 def token_gumbel(
-    keys: Tensor,
-    layers: Tensor,
-    text_tokens: Tensor,
-    positions: Tensor,
-    rows: Tensor,
-    candidates: int,
+    noise: SequenceNoise, seq_lens: Tensor, positions: Tensor, rows: Tensor, candidates: int,
     weights: Tensor | None = None,
-) -> Tensor:
-    """``SequenceNoise(keys, layers).token_gumbel(text_tokens, positions, rows, candidates, weights)`` in one launch.
-
-    The uniform numbers have the bits of ``randomness.uniform``; their logarithms are as precise as torch's.
-    """
+) -> Tensor:  # fmt: skip
+    """:meth:`TorchOps.token_gumbel`: the bits of its uniform numbers, and logarithms as precise as torch's."""
     items, heads = rows.shape[0], positions.shape[1]
-    noise = torch.empty((items, heads, candidates), dtype=torch.float32, device=positions.device)
+    drawn = torch.empty((items, heads, candidates), dtype=torch.float32, device=positions.device)
     blocks = triton.cdiv(candidates, _ELEMENTS)
     _token_gumbel[(items * heads * blocks,)](
-        keys, layers, text_tokens, positions, rows, None if weights is None else weights.contiguous(), noise,
+        *noise, seq_lens, positions, rows, None if weights is None else weights.contiguous(), drawn,
         *positions.stride()[:2], candidates, blocks, heads=heads, elements=_ELEMENTS,
     )  # fmt: skip
-    return noise
+    return drawn
 
 
-def sequence_uniforms(keys: Tensor, layers: Tensor, text_tokens: Tensor | None, count: int) -> Tensor:
-    """``randomness.uniform(key, layer[, text_tokens], number)`` for the first ``count`` numbers of each item.
-
-    From (N,) int64 stream keys, layers and lengths of text, None leaves those out, to (N, count) float32.
-    """
-    uniforms = torch.empty((keys.shape[0], count), dtype=torch.float32, device=keys.device)
-    grid = (keys.shape[0], triton.cdiv(count, _ELEMENTS))
-    _sequence_uniforms[grid](keys, layers, text_tokens, uniforms, count, elements=_ELEMENTS)
+def sequence_uniforms(noise: SequenceNoise, seq_lens: Tensor | None, count: int) -> Tensor:
+    """:meth:`TorchOps.sequence_uniforms`."""
+    items = noise.keys.shape[0]
+    uniforms = torch.empty((items, count), dtype=torch.float32, device=noise.keys.device)
+    _sequence_uniforms[(items, triton.cdiv(count, _ELEMENTS))](*noise, seq_lens, uniforms, count, elements=_ELEMENTS)
     return uniforms
 
 
-def protect(scores: Tensor, mask: Tensor, checked: Tensor | None) -> Tensor:
-    """``scores`` with ``inf`` where ``mask`` is set; NaN where they, or ``checked``, are NaN. All (N, H, C)."""
+def protect(scores: Tensor, mask: Tensor, checked: Tensor | None = None) -> Tensor:
+    """:meth:`TorchOps.protect`."""
     out = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
     checked = None if checked is None else checked.contiguous()
     _protect[(triton.cdiv(scores.numel(), _ELEMENTS),)](
@@ -59,7 +49,7 @@ def protect(scores: Tensor, mask: Tensor, checked: Tensor | None) -> Tensor:
 
 
 def protect_sinks(scores: Tensor, positions: Tensor, rows: Tensor, sinks: int) -> Tensor:
-    """``scores``, (N, H, C), with ``inf`` where the text position, (R, H, S) int32, is below ``sinks``; NaN stays."""
+    """:meth:`TorchOps.protect_sinks`."""
     items, heads, candidates = scores.shape
     out = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
     blocks = triton.cdiv(candidates, _ELEMENTS)
@@ -72,7 +62,7 @@ def protect_sinks(scores: Tensor, positions: Tensor, rows: Tensor, sinks: int) -
 
 @triton.jit
 def _token_gumbel(
-    keys, layers, text_tokens, positions, rows, weights, noise, position_row, position_head, candidates, blocks,
+    keys, layers, seq_lens, positions, rows, weights, noise, position_row, position_head, candidates, blocks,
     heads: tl.constexpr, elements: tl.constexpr,
 ):  # fmt: skip
     item, block, head = program_of(blocks, heads)
@@ -82,7 +72,7 @@ def _token_gumbel(
     position = tl.load(positions + row * position_row + head * position_head + token, mask=valid, other=0)
     state = mixed(tl.load(keys + item).to(tl.uint64))
     state = counted(state, tl.load(layers + item))
-    state = counted(state, tl.load(text_tokens + item))
+    state = counted(state, tl.load(seq_lens + item))
     state = counted(state, head)
     at = (item * heads + head).to(tl.int64) * candidates + token
     score = gumbel(uniform(counted(state, position)))
@@ -93,13 +83,13 @@ def _token_gumbel(
 
 
 @triton.jit
-def _sequence_uniforms(keys, layers, text_tokens, uniforms, count, elements: tl.constexpr):
+def _sequence_uniforms(keys, layers, seq_lens, uniforms, count, elements: tl.constexpr):
     item = tl.program_id(0)
     number = tl.program_id(1) * elements + tl.arange(0, elements)
     state = mixed(tl.load(keys + item).to(tl.uint64))
     state = counted(state, tl.load(layers + item))
-    if text_tokens is not None:
-        state = counted(state, tl.load(text_tokens + item))
+    if seq_lens is not None:
+        state = counted(state, tl.load(seq_lens + item))
     tl.store(uniforms + item.to(tl.int64) * count + number, uniform(counted(state, number)), mask=number < count)
 
 

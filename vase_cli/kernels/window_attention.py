@@ -31,18 +31,11 @@ class Tiles(NamedTuple):
 
 
 def window_attention(
-    queries: Tensor, keys: Tensor, rows: Tensor, slots: Tensor | None, candidates: int, log_sums: Tensor | None = None
+    queries: Tensor, keys: Tensor, rows: Tensor, slot_mapping: Tensor | None, candidates: int, lse: Tensor | None = None
 ) -> Tensor:
-    """Softmax over the candidates of q·k / sqrt(D), mean over the G * W queries of each KV head.
+    """:meth:`TorchOps.window_attention`; queries, in any order, and keys are of one dtype.
 
-    Args:
-        queries: (R, W, Hq, D), the last W queries in any order, and as all states of one dtype.
-        keys, rows, slots, candidates: see ``_candidates``.
-        log_sums: (R, W, Hq) float32, contiguous: what the first pass would find, log2(sum(exp(q·k / sqrt(D)))) of each
-            query, from :func:`vase_cli.kernels.attention.decode_attention`.
-
-    Returns:
-        (N, H, C) float32, sums to 1 over C; NaN where a state that enters is not finite.
+    ``lse``, contiguous, is what the first pass would find, from ``kernels.attention.decode_attention``.
     """
     _, window, query_heads, head_dim = queries.shape
     items, heads = rows.shape[0], keys.shape[2]
@@ -51,21 +44,21 @@ def window_attention(
     first = first._replace(span=span_of(first.span, candidates, 32))
     parts, spans = triton.cdiv(candidates, first.span), triton.cdiv(candidates, second.span)
     weights = torch.empty((items, heads, candidates), dtype=torch.float32, device=keys.device)
-    order, slot_row, slot_head = order_of(slots, rows)
+    order, slot_row, slot_head = order_of(slot_mapping, rows)
     strides = (*queries.stride()[:3], *keys.stride()[:3], slot_row, slot_head)
     scale = math.log2(math.e) / math.sqrt(head_dim)
     shape = {"heads": heads, "group": group, "query_count": group * window, "head_dim": head_dim}
-    has_log_sums = log_sums is not None
-    if log_sums is None:
-        log_sums = torch.empty((items, heads, parts, group * window), dtype=torch.float32, device=keys.device)
-        cut = _cut(first, group * window, candidates, slots is not None)
-        _log_sums[(items * parts * heads * cut["query_blocks"],)](
-            queries, keys, rows, order, log_sums, *strides, candidates, parts, scale, **shape, **cut
+    given = lse is not None
+    if lse is None:
+        lse = torch.empty((items, heads, parts, group * window), dtype=torch.float32, device=keys.device)
+        cut = _cut(first, group * window, candidates, slot_mapping is not None)
+        _lse_of_parts[(items * parts * heads * cut["query_blocks"],)](
+            queries, keys, rows, order, lse, *strides, candidates, parts, scale, **shape, **cut
         )
-    cut = _cut(second, group * window, candidates, slots is not None)
+    cut = _cut(second, group * window, candidates, slot_mapping is not None)
     _weights[(items * spans * heads,)](
-        queries, keys, rows, order, log_sums, weights, *strides, candidates, parts, spans, scale, **shape, **cut,
-        padded_parts=triton.next_power_of_2(parts), given=has_log_sums,
+        queries, keys, rows, order, lse, weights, *strides, candidates, parts, spans, scale, **shape, **cut,
+        padded_parts=triton.next_power_of_2(parts), given=given,
     )  # fmt: skip
     return weights
 
@@ -95,8 +88,8 @@ def _cut(tiles: Tiles, queries: int, candidates: int, indirect: bool) -> dict[st
 
 
 @triton.jit
-def _log_sums(
-    queries, keys, rows, slots, log_sums,
+def _lse_of_parts(
+    queries, keys, rows, slot_mapping, lse,
     query_row, query_token, query_head, key_row, key_token, key_head, slot_row, slot_head,
     candidates, parts, scale,
     heads: tl.constexpr, group: tl.constexpr, query_count: tl.constexpr, head_dim: tl.constexpr,
@@ -115,7 +108,7 @@ def _log_sums(
     query_at += (query // group * query_token + query % group * query_head)[:, None] + dims[None, :]
     query_states = tl.load(query_at, mask=(query < query_count)[:, None], other=0.0)
     key_at = keys + row * key_row + head * key_head + dims[None, :]
-    slot_at = slots + row * slot_row + head * slot_head
+    slot_at = slot_mapping + row * slot_row + head * slot_head
     top = tl.full([query_tile], float("-inf"), tl.float32)
     total = tl.zeros([query_tile], tl.float32)
     for start in tl.range(part * span, tl.minimum(part * span + span, candidates), tile):
@@ -129,13 +122,13 @@ def _log_sums(
         terms = tl.exp2(scores * scale - new_top[:, None])
         total = total * tl.exp2(top - new_top) + tl.sum(terms, axis=1)
         top = new_top
-    out = log_sums + ((item * heads + head).to(tl.int64) * parts + part) * query_count + query
+    out = lse + ((item * heads + head).to(tl.int64) * parts + part) * query_count + query
     tl.store(out, top + tl.log2(total), mask=query < query_count)
 
 
 @triton.jit
 def _weights(
-    queries, keys, rows, slots, log_sums, weights,
+    queries, keys, rows, slot_mapping, lse, weights,
     query_row, query_token, query_head, key_row, key_token, key_head, slot_row, slot_head,
     candidates, parts, spans, scale,
     heads: tl.constexpr, group: tl.constexpr, query_count: tl.constexpr, head_dim: tl.constexpr,
@@ -149,7 +142,7 @@ def _weights(
     row = tl.load(rows + item)
     dims = tl.arange(0, head_dim)
     key_at = keys + row * key_row + head * key_head + dims[None, :]
-    slot_at = slots + row * slot_row + head * slot_head
+    slot_at = slot_mapping + row * slot_row + head * slot_head
     item_head = (item * heads + head).to(tl.int64)
     out = weights + item_head * candidates
     for block in tl.static_range(query_blocks):
@@ -158,11 +151,11 @@ def _weights(
         query_at += (query // group * query_token + query % group * query_head)[:, None] + dims[None, :]
         query_states = tl.load(query_at, mask=(query < query_count)[:, None], other=0.0)
         if given:
-            log_sum_at = log_sums + row * heads * query_count + query // group * heads * group
+            log_sum_at = lse + row * heads * query_count + query // group * heads * group
             log_sum_at += head * group + query % group
             log_sum = tl.load(log_sum_at, mask=query < query_count, other=1e30)
         else:
-            part_at = log_sums + item_head * parts * query_count + query
+            part_at = lse + item_head * parts * query_count + query
             log_sum = _joined(part_at, query < query_count, parts, query_count, padded_parts)
         for start in tl.range(number * span, tl.minimum(number * span + span, candidates), tile):
             token = start + tl.arange(0, tile)
