@@ -38,18 +38,12 @@ class SDPA:
         grouped = queries.view(rows, heads, query_heads // heads, head_dim)
         if longest is not None and queries.device.type == "cpu":
             span = min(span, max(1, -(-longest // _CPU_BLOCK)) * _CPU_BLOCK)
-        out = _masked(grouped, cached_keys[:, :span], cached_values[:, :span], seq_lens, scale)
-        return out.reshape(rows, query_heads, head_dim)
-
-
-def _masked(queries: Tensor, keys: Tensor, values: Tensor, seq_lens: Tensor, scale: float) -> Tensor:
-    """All rows at once, each with its own length under a mask."""
-    places = torch.arange(keys.shape[1], device=keys.device, dtype=seq_lens.dtype)
-    # A row that holds nothing sees its first slot: without any, its softmax would not be finite.
-    mask = (places < seq_lens.clamp(min=1)[:, None])[:, None, None]
-    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-    out = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
-    return out.masked_fill((seq_lens == 0)[:, None, None, None], 0.0)
+        places = torch.arange(span, device=queries.device, dtype=seq_lens.dtype)
+        # A row that holds nothing sees its first slot: without any, its softmax would not be finite.
+        mask = (places < seq_lens.clamp(min=1)[:, None])[:, None, None]
+        keys, values = (states[:, :span].transpose(1, 2) for states in (cached_keys, cached_values))
+        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+        return out.masked_fill((seq_lens == 0)[:, None, None, None], 0.0).reshape(rows, query_heads, head_dim)
 
 
 BACKEND = SDPA
