@@ -183,10 +183,11 @@ def test_a_gpu_is_measured_by_its_free_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
     fits = partial(machine.recipes_that_fit, Catalog.open())
-    assert (fits("auto").device_type, fits("auto").description) == ("cuda", "GPU 0, 1.0 GiB free")
-    assert fits("cuda:1").description == "GPU 1, 2.0 GiB free"
-    assert len(fits("cuda:1").recipes) > len(fits("auto").recipes) > 0
-    assert fits("cpu").device_type == "cpu"
+    (first, fit_first), (second, fit_second), (processor, _) = map(fits, ("auto", "cuda:1", "cpu"))
+    assert (first.type, first.description) == ("cuda", "GPU 0, 1.0 GiB free")
+    assert second.description == "GPU 1, 2.0 GiB free"
+    assert len(fit_second) > len(fit_first) > 0
+    assert processor.type == "cpu"
 
 
 def test_an_address_that_is_none_is_a_note(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,7 +278,7 @@ def test_named_tasks_without_a_recipe_say_which_fit(vase: Shell, monkeypatch: py
     refusal = vase.refused("eval", "gsm8k", "aime")
     fits = "this machine (no GPU, 6.0 GiB of memory free) fits qwen3-0.6b"  # and the embedded model, of no use here
     assert refusal == f"no recipe for gsm8k aime: name one with --recipe or $VASE_RECIPE; {fits}"
-    monkeypatch.setattr(machine, "free_memory", lambda device: (500 * 2**30, "no GPU, 500.0 GiB of memory free"))
+    monkeypatch.setattr(machine, "Device", a_device("cpu", 500 * 2**30, "no GPU, 500.0 GiB of memory free"))
     assert re.search(r"GiB of memory free\) fits \S+, \S+, \S+ and others$", vase.refused("eval", "gsm8k"))
 
 

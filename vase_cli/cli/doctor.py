@@ -58,7 +58,7 @@ def _findings(device: str, catalog: Catalog, *, offline: bool) -> Iterator[Findi
         from vase_cli.config.fitting import recipes_that_fit
 
         try:
-            fitting = recipes_that_fit(catalog, device).recipes
+            _, fitting = recipes_that_fit(catalog, device)
             yield Finding("recipes that fit", "ok" if fitting else "note", ", ".join(fitting) or "none")
         except VaseError as error:
             yield Finding("recipes that fit", "bad", str(error))

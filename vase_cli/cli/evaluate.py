@@ -84,12 +84,12 @@ def _default_recipe(tasks: Sequence[str] | None, overrides: options.Overrides) -
         return options.DEFAULT_RECIPE
     from vase_cli.config.fitting import recipes_that_fit
 
-    fitting = recipes_that_fit(overrides.catalog(), overrides.device or "auto")
-    if fitting.device_type == "cuda" and _GPU_RECIPE in fitting.recipes:
+    device, fitting = recipes_that_fit(overrides.catalog(), overrides.device or "auto")
+    if device.type == "cuda" and _GPU_RECIPE in fitting:
         return _GPU_RECIPE
-    useful = [name for name in fitting.recipes if name != options.DEFAULT_RECIPE]
+    useful = [name for name in fitting if name != options.DEFAULT_RECIPE]
     some = ", ".join(useful[:3]) or "none of them"
-    fits = f"this machine ({fitting.description}) fits {some}{' and others' if useful[3:] else ''}"
+    fits = f"this machine ({device.description}) fits {some}{' and others' if useful[3:] else ''}"
     raise ConfigError(f"no recipe for {' '.join(tasks)}: name one with --recipe or $VASE_RECIPE; {fits}")
 
 

@@ -1,7 +1,5 @@
 """Which recipes fit this machine."""
 
-from dataclasses import dataclass
-
 from vase_cli.config.catalog import Catalog
 from vase_cli.config.resolve import check_option
 from vase_cli.device import Device, resolve_device
@@ -10,23 +8,13 @@ from vase_cli.errors import VaseError
 _SHARE_FOR_WEIGHTS = 0.85  # of the free memory; the rest is for the cache of a few sequences and the working set
 
 
-@dataclass(frozen=True)
-class Fitting:
-    """Recipes whose weights fit a device; ``description`` is the device's name and free memory."""
+def recipes_that_fit(catalog: Catalog, device: str) -> tuple[Device, list[str]]:
+    """Find the recipes whose weights fit the device of this name, by the parameters of their zoo entries.
 
-    device_type: str
-    description: str
-    recipes: tuple[str, ...]
-
-
-def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
-    """Find the recipes that fit the device by the parameters of their zoo entries; nothing is loaded.
-
-    Raises:
-        VaseError: not a device, or one that is not there.
+    Nothing is loaded. VaseError if it is not a device, or one that is not there.
     """
     target = Device(resolve_device(check_option("device", device)))
-    available, fitting = target.available_bytes(), []
+    most_bytes, fitting = target.available_bytes() * _SHARE_FOR_WEIGHTS, []
     for name in catalog.files("recipes"):
         try:
             recipe, entry = catalog.resolve(name, {})
@@ -36,6 +24,6 @@ def recipes_that_fit(catalog: Catalog, device: str) -> Fitting:
         if dtype == "auto":
             dtype = "float32" if target.type == "cpu" else entry.dtype
         width = 4 if dtype == "float32" else 2  # bytes
-        if entry.parameters is not None and entry.parameters * width <= available * _SHARE_FOR_WEIGHTS:
+        if entry.parameters is not None and entry.parameters * width <= most_bytes:
             fitting.append(name)
-    return Fitting(target.type, target.description, tuple(fitting))
+    return target, fitting
