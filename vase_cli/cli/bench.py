@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import print_table
+from vase_cli.cli.output import print_tables
 from vase_cli.config.catalog import Resolved
 from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import SAMPLING_KEYS, SamplingParams
@@ -153,8 +153,7 @@ def _run(measured: "Bench", cells: "Sequence[Cell]", file: TextIO | None) -> Non
         records.append(record)
         write(record)
     summary = measured.summary(cells[0].factory.plan, records)
-    for table in bench_tables(records, summary):
-        print_table(table, err=True)
+    print_tables(bench_tables(records, summary), err=True)
     write(summary)
     if all(record["status"] != "ok" for record in records):
         raise RunError("nothing was measured, the warnings say why; try fewer --slots or a shorter --context or --text")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import AsJson, print_json, print_table
+from vase_cli.cli.output import AsJson, print_json, print_tables
 from vase_cli.config.catalog import BUILT_IN, user_folder
 from vase_cli.errors import ConfigError, RunError, file_access
 
@@ -83,8 +83,7 @@ def calibrate(
     if as_json:
         print_json(facts)
     else:
-        for table in tables:
-            print_table(table)
+        print_tables(tables)
     files = [entry_path, thresholds, *write_page(path)]
     typer.echo(f"calibration folder: {path}", err=True)
     for written in files:
@@ -97,8 +96,7 @@ def calibrate(
 def write_page(folder: Path) -> list[Path]:
     """Write the page of a calibration folder and its pictures, and remove a picture without data; the page comes first.
 
-    Raises:
-        VaseError: a file of the folder is missing or broken, or one cannot be written.
+    VaseError if a file of the folder is missing or broken, or one cannot be written.
     """
     from vase_cli.calibration.folder import read_calibration
     from vase_cli.reports.calibration_page import PICTURE_FILES, calibration_page

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import AsJson, print_summary, print_table
+from vase_cli.cli.output import AsJson, print_summary, print_tables
 from vase_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def evaluate(
         for run in runs:
             print_summary(run.summary, as_json=as_json)
     else:
-        for table in comparison_tables(runs):
-            print_table(table)
+        print_tables(comparison_tables(runs))
 
 
 def _default_recipe(tasks: Sequence[str] | None, overrides: options.Overrides) -> str:

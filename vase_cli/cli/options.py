@@ -82,11 +82,7 @@ class Overrides:
     device: str | None = _machine("auto, cpu, cuda, cuda:N or mps; auto is CUDA where there is one, else the CPU.")
 
     def changes(self, **own: Any) -> dict[str, Any]:
-        """Recipe keys that the options set, and the command's ``own``; None for an option that was left out.
-
-        Raises:
-            ConfigError: an option of the method that is not ``key=value``.
-        """
+        """Recipe keys that the options set, None where left out, and ``own``; ConfigError for ``-o`` without ``=``."""
         elsewhere = ("recipe", "zoo", "recipes", "methods", "budgets")
         typed = {name: getattr(self, name) for name in _FIELDS if name not in elsewhere}
         typed["method_options"] = dict(map(parse_option, self.method_options or ())) or None

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from vase_cli import plugins
-from vase_cli.cli.output import AsJson, print_columns, print_json
+from vase_cli.cli.output import AsJson, print_json, print_list
 from vase_cli.tasks.base import Task, example_problem
 
 _SOURCE_KEYS = ("id", "config", "split", "revision")
@@ -20,15 +20,12 @@ app = typer.Typer(help="List the benchmarks, or show one.", no_args_is_help=True
 @app.command("list")
 def list_tasks(as_json: AsJson = False) -> None:
     """One row for each task: name, problems, grader, samples, groups, source."""
-    tasks: list[Task] = [plugins.load("tasks", name) for name in plugins.names("tasks")]
-    rows = []
-    for task in tasks:
-        if as_json:
-            print_json(_facts(task))
+    entries = []
+    for task in (plugins.load("tasks", name) for name in plugins.names("tasks")):
         source = "generated" if task.generate is not None else " + ".join(source.id for source in task.hub) or "-"
-        rows.append((task.name, _count(task), task.grader, str(task.samples), ", ".join(task.groups) or "-", source))
-    if not as_json:
-        print_columns(("NAME", "PROBLEMS", "GRADER", "SAMPLES", "GROUPS", "SOURCE"), rows)
+        row = (task.name, _count(task), task.grader, str(task.samples), ", ".join(task.groups) or "-", source)
+        entries.append((_facts(task), row))
+    print_list(("NAME", "PROBLEMS", "GRADER", "SAMPLES", "GROUPS", "SOURCE"), entries, as_json=as_json)
 
 
 @app.command("show")

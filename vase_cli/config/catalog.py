@@ -24,7 +24,6 @@ from vase_cli.errors import ConfigError, did_you_mean, file_access, first_line
 Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
 BUILT_IN = "built-in"
-_FOLDER_KEYS = ("shape", "dtype", "configured_tokens", "thinking", "sampling")
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,7 @@ class Catalog:
     def open(cls, zoo: Path | None = None, recipes: Path | None = None) -> "Catalog":
         """The search path; ``zoo`` and ``recipes`` are folders of the command line.
 
-        Raises:
-            ConfigError: one of them, or of ``$VASE_PATH``, is not a folder.
+        ConfigError if one of them, or of ``$VASE_PATH``, is not a folder.
         """
         roots = [Path(part).expanduser() for part in os.environ.get("VASE_PATH", "").split(os.pathsep) if part]
         for root in roots:
@@ -79,11 +77,7 @@ class Catalog:
         return cls(search("zoo", zoo, "zoo entries"), search("recipes", recipes, "recipes"))
 
     def files(self, kind: Kind) -> dict[str, CatalogFile]:
-        """Every name with its file, sorted by name; nothing is parsed.
-
-        Raises:
-            ConfigError: a folder cannot be listed, or has a name twice.
-        """
+        """Files by name, sorted, not parsed; ConfigError if a folder cannot be listed or has a name twice."""
         found: dict[str, CatalogFile] = {}
         for folder, source in getattr(self, kind):
             for name, path in _scan(folder).items():
@@ -94,11 +88,7 @@ class Catalog:
         return dict(sorted(found.items()))
 
     def find(self, kind: Kind, name: str) -> CatalogFile:
-        """The file of a name, or of a path that ends in ``.yaml``.
-
-        Raises:
-            ConfigError: no such name or file, with the nearest name.
-        """
+        """The file of a name, or of a path in ``.yaml``; ConfigError, with the nearest name, if there is none."""
         if name.endswith((".yaml", ".yml")):
             path = Path(name).expanduser()
             if not path.exists():
@@ -112,10 +102,8 @@ class Catalog:
     def find_model(self, name: str) -> ModelEntry:
         """The entry of a zoo name, of a folder with a ``config.json``, or of a hub id; searched in this order.
 
-        A hub id that an entry of the zoo names stands for that entry.
-
-        Raises:
-            ConfigError: it is none of them, or its file breaks a rule.
+        A hub id that an entry of the zoo names stands for that entry. ConfigError if it is none of them, or its file
+        breaks a rule.
         """
         files = self.files("zoo")
         if name in files:
@@ -136,8 +124,7 @@ class Catalog:
     def resolve(self, recipe: str | None, overrides: Mapping[str, Any]) -> Resolved:
         """Resolve a recipe (None: only what ``overrides`` says, a ``model`` at least), and find its model.
 
-        Raises:
-            ConfigError: from the files, or from :func:`vase_cli.config.resolve.resolve_recipe`.
+        Errors are those of the files and of :func:`vase_cli.config.resolve.resolve_recipe`.
         """
         model = overrides.get("model")
         if model is None and recipe is None:
@@ -164,8 +151,7 @@ def user_folder() -> Path:
 def built_in_folder(kind: Kind, package: Path = Path(__file__).parents[1]) -> Path:
     """The built-in files: inside the package in a wheel, beside ``pyproject.toml`` in an editable checkout.
 
-    Raises:
-        ConfigError: neither is there.
+    ConfigError if neither is there.
     """
     packaged, checkout = package / "_data" / kind, package.parent
     if packaged.is_dir():
@@ -192,8 +178,7 @@ def _scan(folder: Path) -> dict[str, Path]:
 def entry_from_folder(folder: Path) -> ModelEntry:
     """An entry for a model folder that has none, from its ``config.json`` and the other JSON files that it has.
 
-    Raises:
-        ConfigError: ``config.json`` is missing or not JSON.
+    ConfigError if ``config.json`` is missing or not JSON.
     """
     config = _read_json(folder / "config.json")
     if config is None:
@@ -215,13 +200,13 @@ def entry_from_folder(folder: Path) -> ModelEntry:
 
 def _completed(entry: ModelEntry) -> ModelEntry:
     """Complete an entry of a model folder from the folder's own files, where the entry's file leaves keys out."""
-    missing = [key for key in _FOLDER_KEYS if key not in entry.origins]
+    keys = ("shape", "dtype", "configured_tokens", "thinking", "sampling")
+    missing = [key for key in keys if key not in entry.origins]
     if entry.path is None or not missing or not (entry.path / "config.json").is_file():
         return entry
     own = entry_from_folder(entry.path)
     values: dict[str, Any] = {key: getattr(own, key) for key in missing}
-    origins = {key: origin for key, origin in own.origins.items() if key in missing}
-    return dataclasses.replace(entry, **values, origins=origins | dict(entry.origins))
+    return dataclasses.replace(entry, **values, origins={**own.origins, **entry.origins})
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

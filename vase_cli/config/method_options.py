@@ -3,7 +3,7 @@
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vase_cli import plugins
 from vase_cli.config.yaml import COMMAND_LINE, Scalar, must_be, not_known, parse_scalar
@@ -13,16 +13,11 @@ if TYPE_CHECKING:
     from vase_cli.config.schema import Recipe
     from vase_cli.eviction.base import EvictionPolicy
 
-Options: TypeAlias = Mapping[str, Scalar]
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
 def parse_option(text: str) -> tuple[str, Scalar]:
-    """Split ``key=value`` of the command line, typed as in a file: ``alpha=0.5`` -> ("alpha", 0.5).
-
-    Raises:
-        ConfigError: no '=', or nothing before or after it.
-    """
+    """Split ``key=value``, typed as in a file: ``alpha=0.5`` -> ("alpha", 0.5); ConfigError where a part is missing."""
     key, _, value = (part.strip() for part in text.partition("="))
     if not key or not value:
         raise ConfigError(f"option '{text}': write key=value, such as n_large=256")
@@ -38,8 +33,7 @@ def option_types(method: "type[EvictionPolicy]") -> dict[str, Any]:
 def make_method(recipe: "Recipe") -> "EvictionPolicy":
     """The recipe's method with its options; imports the method's module, and with it torch.
 
-    Raises:
-        ConfigError: an option that the method does not have, or of another type.
+    ConfigError for an option that the method does not have, or of another type.
     """
     method: type[EvictionPolicy] = plugins.load("eviction", recipe.method)
     types = option_types(method)
@@ -57,13 +51,10 @@ def make_method(recipe: "Recipe") -> "EvictionPolicy":
     return method(**options)
 
 
-def share_out(methods: Sequence[str], options: Options) -> tuple[dict[str, dict[str, Scalar]], list[str]]:
+def share_out(methods: Sequence[str], options: Mapping[str, Scalar]) -> tuple[dict[str, dict[str, Scalar]], list[str]]:
     """Share options among methods: those that each has, and a note on each option that some lack.
 
-    Imports the methods' modules, and with them torch.
-
-    Raises:
-        ConfigError: an option that none of them has, or no such method.
+    Imports the methods' modules, and with them torch. ConfigError for an option that none has, or no such method.
     """
     known = {name: option_types(plugins.load("eviction", name)) for name in methods}
     notes = []

@@ -20,8 +20,7 @@ _BY_NAME = ("budgets", "dense_tokens", "method_options", "sampling")  # their ma
 def load_entry(path: Path, name: str) -> ModelEntry:
     """Read a zoo file; a relative ``path`` or ``thresholds`` in it is relative to the file.
 
-    Raises:
-        ConfigError: the file breaks a rule, with file, line and key.
+    ConfigError, with file, line and key, if the file breaks a rule.
     """
     document = read_document(path)
     values = check_values(_EntryValues, document.values, document.error)
@@ -44,8 +43,7 @@ def load_entry(path: Path, name: str) -> ModelEntry:
 def load_recipe(path: Path, name: str) -> RecipeFile:
     """Read a recipe file; a ``model`` or task that starts with ``./``, ``../``, ``~`` or ``/`` is a path from there.
 
-    Raises:
-        ConfigError: the file breaks a rule, with file, line and key.
+    ConfigError, with file, line and key, if the file breaks a rule.
     """
     document = read_document(path)
     values = check_values(_RecipeValues, document.values, document.error)
@@ -67,10 +65,8 @@ def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, 
 
     ``overrides`` has recipe keys and the keys of ``sampling``; None for one that was left out. A budget for every task
     hides the budgets per task of earlier layers. Another method on the command line drops the recipe's
-    ``method_options``, and another model its ``budgets`` and ``dense_tokens``.
-
-    Raises:
-        ConfigError: a value out of range, a budget for ``full``, or a thinking mode that the model lacks.
+    ``method_options``, and another model its ``budgets`` and ``dense_tokens``. ConfigError for a value out of range, a
+    budget for ``full``, or a thinking mode that the model lacks.
     """
     options = {key: value for key, value in overrides.items() if value is not None}
     sampling = options.pop("sampling", {}) | {key: options.pop(key) for key in SAMPLING_KEYS if key in options}
@@ -107,11 +103,7 @@ def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, 
 
 
 def check_option(key: str, value: Any) -> Any:
-    """A value of the command line, by the recipe's type for ``key``.
-
-    Raises:
-        ConfigError: the type refuses it; the message starts with the option as it is typed.
-    """
+    """A value of the command line by the recipe's type for ``key``; ConfigError, which names the option, if refused."""
     return check_values(_RecipeValues, {key: value}, _typed_error)[key]
 
 

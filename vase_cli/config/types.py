@@ -61,8 +61,7 @@ def check_values(
 ) -> dict[str, Any]:
     """Convert ``values`` to the types of a :func:`partial` model.
 
-    Raises:
-        ConfigError: from ``error``, which makes it of the place and the message of a value that is refused.
+    ``error`` makes the ConfigError that is raised, of the place and the message of a value that is refused.
     """
     try:
         return _set_values(model.model_validate(values))
