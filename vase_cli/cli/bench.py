@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from vase_cli.bench.cells import Cell, Steps
     from vase_cli.bench.records import Bench
 
-_DEFAULT_CONTEXT = 8192
 _option = partial(typer.Option, rich_help_panel=options.BENCHMARK)
 _SHAPE_HELP = "Zoo name: random weights of its size, nothing is downloaded."
 _SLOTS_HELP = f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}."
@@ -116,7 +115,7 @@ def _cells(
     first, entry = compared[0]
     if not lengths:
         budgets = [recipe.budget for recipe, _ in compared if isinstance(recipe.budget, int)]
-        lengths = [2 * max(budgets) if budgets else _DEFAULT_CONTEXT]
+        lengths = [2 * max(budgets) if budgets else 8192]
         if not random and entry.configured_tokens is not None:
             lengths = [max(1, min(lengths[0], entry.configured_tokens - steps.total))]
     weights = RandomWeights(max(lengths) + steps.total, first.seed) if random else None

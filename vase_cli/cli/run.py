@@ -87,7 +87,6 @@ def _as_task(plan: "RunPlan", prompts: list[str], source: str) -> "EvalTask":
 
 
 def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:
-    """The prompts of the argument, the file or stdin."""
     if prompt is not None and input_file is not None:
         raise ConfigError("a prompt and --input are both given: leave one out")
     if input_file is not None:

@@ -8,7 +8,6 @@ from vase_cli import plugins
 from vase_cli.cli.output import AsJson, print_json, print_list
 from vase_cli.tasks.base import Task, example_problem
 
-_SOURCE_KEYS = ("id", "config", "split", "revision")
 _TASK_KEYS = (
     "gated", "license", "url", "grader", "fallbacks", "prompt_format", "groups", "samples", "max_new_tokens",
     "max_total_tokens", "note",
@@ -48,7 +47,6 @@ def show_task(name: Annotated[str, typer.Argument(help="Task name.")], as_json: 
 
 
 def _lines(task: Task) -> list[tuple[str, str]]:
-    """The label and value of each line about a task."""
     lines = [("problems", _count(task))]
     for source in task.hub:
         config = f", config {source.config}" if source.config else ""
@@ -78,6 +76,6 @@ def _count(task: Task) -> str:
 
 def _facts(task: Task) -> dict[str, Any]:
     """The record of a task for ``--json``."""
-    sources = [{key: getattr(source, key) for key in _SOURCE_KEYS} for source in task.hub]
+    sources = [{key: getattr(source, key) for key in ("id", "config", "split", "revision")} for source in task.hub]
     facts = {"name": task.name, "version": task.version, "title": task.title, "problems": task.count, "hub": sources}
     return facts | {"generated": task.generate is not None} | {key: getattr(task, key) for key in _TASK_KEYS}

@@ -59,10 +59,7 @@ class Catalog:
 
     @classmethod
     def open(cls, zoo: Path | None = None, recipes: Path | None = None) -> "Catalog":
-        """The search path; ``zoo`` and ``recipes`` are folders of the command line.
-
-        ConfigError if one of them, or of ``$VASE_PATH``, is not a folder.
-        """
+        """The search path after the command line's ``zoo`` and ``recipes``; ConfigError for what is not a folder."""
         roots = [Path(part).expanduser() for part in os.environ.get("VASE_PATH", "").split(os.pathsep) if part]
         for root in roots:
             if not root.is_dir():
@@ -102,8 +99,7 @@ class Catalog:
     def find_model(self, name: str) -> ModelEntry:
         """The entry of a zoo name, of a folder with a ``config.json``, or of a hub id; searched in this order.
 
-        A hub id that an entry of the zoo names stands for that entry. ConfigError if it is none of them, or its file
-        breaks a rule.
+        A hub id that an entry names stands for that entry. ConfigError if it is none of these, or a file breaks a rule.
         """
         files = self.files("zoo")
         if name in files:
@@ -149,10 +145,7 @@ def user_folder() -> Path:
 
 
 def built_in_folder(kind: Kind, package: Path = Path(__file__).parents[1]) -> Path:
-    """The built-in files: inside the package in a wheel, beside ``pyproject.toml`` in an editable checkout.
-
-    ConfigError if neither is there.
-    """
+    """The built-in files: in the package of a wheel or beside a checkout's ``pyproject.toml``, or else ConfigError."""
     packaged, checkout = package / "_data" / kind, package.parent
     if packaged.is_dir():
         return packaged
@@ -176,10 +169,7 @@ def _scan(folder: Path) -> dict[str, Path]:
 
 
 def entry_from_folder(folder: Path) -> ModelEntry:
-    """An entry for a model folder that has none, from its ``config.json`` and the other JSON files that it has.
-
-    ConfigError if ``config.json`` is missing or not JSON.
-    """
+    """An entry for a model folder that has none, from its JSON files; ConfigError if one is broken, or no config."""
     config = _read_json(folder / "config.json")
     if config is None:
         raise ConfigError(f"model {folder}: no config.json in it; name a folder with config.json and safetensors files")

@@ -1,4 +1,4 @@
-"""Which recipes fit this machine."""
+"""Which recipes fit this machine, by the parameters of their zoo entries; nothing is loaded."""
 
 from vase_cli.config.catalog import Catalog
 from vase_cli.config.resolve import check_option
@@ -9,10 +9,7 @@ _SHARE_FOR_WEIGHTS = 0.85  # of the free memory; the rest is for the cache of a 
 
 
 def recipes_that_fit(catalog: Catalog, device: str) -> tuple[Device, list[str]]:
-    """Find the recipes whose weights fit the device of this name, by the parameters of their zoo entries.
-
-    Nothing is loaded. VaseError if it is not a device, or one that is not there.
-    """
+    """The device of this name, and the recipes whose weights fit it; VaseError if it is none, or not there."""
     target = Device(resolve_device(check_option("device", device)))
     most_bytes, fitting = target.available_bytes() * _SHARE_FOR_WEIGHTS, []
     for name in catalog.files("recipes"):

@@ -31,10 +31,7 @@ def option_types(method: "type[EvictionPolicy]") -> dict[str, Any]:
 
 
 def make_method(recipe: "Recipe") -> "EvictionPolicy":
-    """The recipe's method with its options; imports the method's module, and with it torch.
-
-    ConfigError for an option that the method does not have, or of another type.
-    """
+    """The recipe's method, imported with torch; ConfigError for an option that it does not have, or of another type."""
     method: type[EvictionPolicy] = plugins.load("eviction", recipe.method)
     types = option_types(method)
     options: dict[str, Any] = {}

@@ -18,10 +18,7 @@ _BY_NAME = ("budgets", "dense_tokens", "method_options", "sampling")  # their ma
 
 
 def load_entry(path: Path, name: str) -> ModelEntry:
-    """Read a zoo file; a relative ``path`` or ``thresholds`` in it is relative to the file.
-
-    ConfigError, with file, line and key, if the file breaks a rule.
-    """
+    """Read a zoo file; paths in it are relative to it. ConfigError, with file, line and key, if it breaks a rule."""
     document = read_document(path)
     values = check_values(_EntryValues, document.values, document.error)
     if ("hub_id" in values) == ("path" in values):
@@ -57,7 +54,7 @@ def load_recipe(path: Path, name: str) -> RecipeFile:
     if values.get("method") == "full" and (budgets := {"budget", "budgets"} & values.keys()):
         raise document.error((min(budgets),), f"{_FULL}; remove the line")
     origins = {key: f"recipe {name} ({path}:{line})" for key, line in document.key_lines().items()}
-    return RecipeFile(name, path, values | ({"tasks": tasks} if tasks else {}), origins)
+    return RecipeFile(name, values | ({"tasks": tasks} if tasks else {}), origins)
 
 
 def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, Any]) -> Recipe:

@@ -138,6 +138,5 @@ class RecipeFile:
     """A recipe file, checked but not resolved: ``values`` by key, ``origins`` by dotted key; empty without a file."""
 
     name: str
-    path: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)

@@ -142,14 +142,11 @@ def entry_to_write(entry: ModelEntry, folder: Path, *, built_in: bool) -> tuple[
     if not path.exists():
         return path, entry
     there = load_entry(path, name)
-    if _weights_of(there) != _weights_of(entry):
+    same_folder = (there.path and there.path.resolve()) == (entry.path and entry.path.resolve())
+    if there.hub_id != entry.hub_id or not same_folder:
         hint = "rename it, or name another folder with --zoo"
         raise ConfigError(f"{path}: the entry of another model of this name; {hint}")
     return path, there
-
-
-def _weights_of(entry: ModelEntry) -> tuple[str | None, Path | None]:
-    return entry.hub_id, None if entry.path is None else entry.path.resolve()
 
 
 def entry_text(entry: ModelEntry, path: Path, thresholds: str, dense_tokens: tuple[str, float]) -> str:
