@@ -52,10 +52,8 @@ def _findings(device: str, catalog: Catalog, *, offline: bool) -> Iterator[Findi
     if importlib.util.find_spec("huggingface_hub"):
         yield from _hub(offline=offline)
     if torch_found:
-        from vase_cli.config.fitting import recipes_that_fit
-
         try:
-            _, fitting = recipes_that_fit(catalog, device)
+            _, fitting = catalog.recipes_that_fit(device)
             yield Finding("recipes that fit", "ok" if fitting else "note", ", ".join(fitting) or "none")
         except VaseError as error:
             yield Finding("recipes that fit", "bad", str(error))

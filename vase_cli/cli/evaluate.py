@@ -81,9 +81,7 @@ def _default_recipe(tasks: Sequence[str] | None, overrides: options.Overrides) -
     """The embedded recipe where nothing is named; for named tasks never a silent choice of a toy model."""
     if not tasks:
         return options.DEFAULT_RECIPE
-    from vase_cli.config.fitting import recipes_that_fit
-
-    device, fitting = recipes_that_fit(overrides.catalog(), overrides.device or "auto")
+    device, fitting = overrides.catalog().recipes_that_fit(overrides.device or "auto")
     if device.type == "cuda" and _GPU_RECIPE in fitting:
         return _GPU_RECIPE
     useful = [name for name in fitting if name != options.DEFAULT_RECIPE]

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from vase_cli.config.resolve import load_entry, load_recipe, resolve_recipe
+from vase_cli.config.resolve import check_option, load_entry, load_recipe, resolve_recipe
 from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, RecipeFile, SamplingParams, Thinking
 from vase_cli.config.types import HUB_ID, DType
-from vase_cli.errors import ConfigError, did_you_mean, file_access, first_line
+from vase_cli.device import Device, resolve_device
+from vase_cli.errors import ConfigError, VaseError, did_you_mean, file_access, first_line
 
 Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
 BUILT_IN = "built-in"
+_SHARE_FOR_WEIGHTS = 0.85  # of the free memory; the rest is for the cache of a few sequences and the working set
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Catalog:
     def resolve(self, recipe: str | None, overrides: Mapping[str, Any]) -> Resolved:
         """Resolve a recipe (None: only what ``overrides`` says, a ``model`` at least), and find its model.
 
-        Errors are those of the files and of :func:`vase_cli.config.resolve.resolve_recipe`.
+        ConfigError if either is not there, breaks a rule, or :func:`resolve_recipe` refuses the two together.
         """
         model = overrides.get("model")
         if model is None and recipe is None:
@@ -129,6 +131,26 @@ class Catalog:
         written = RecipeFile(Path(str(model)).name) if file is None else load_recipe(file.path, file.name)
         entry = self.find_model(model or written.values["model"])
         return Resolved(resolve_recipe(written, entry, overrides), entry)
+
+    def recipes_that_fit(self, device: str) -> tuple[Device, list[str]]:
+        """The device of this name, and the recipes whose weights fit it, by the parameters that their entries state.
+
+        Nothing is loaded. VaseError if it is not a device, or one that is not there.
+        """
+        target = Device(resolve_device(check_option("device", device)))
+        most_bytes, fitting = target.available_bytes() * _SHARE_FOR_WEIGHTS, []
+        for name in self.files("recipes"):
+            try:
+                recipe, entry = self.resolve(name, {})
+            except VaseError:
+                continue  # a broken file of the user's own: `vase recipes validate` says what is wrong with it
+            dtype = recipe.dtype or "auto"
+            if dtype == "auto":
+                dtype = "float32" if target.type == "cpu" else entry.dtype
+            width = 4 if dtype == "float32" else 2  # bytes
+            if entry.parameters is not None and entry.parameters * width <= most_bytes:
+                fitting.append(name)
+        return target, fitting
 
     def notes(self, recipe: str | None, entry: ModelEntry) -> list[str]:
         """The lines to print where the file of a recipe or of a model hides a built-in one."""
