@@ -164,8 +164,7 @@ def _sampling(sampling: str | None, overrides: options.Overrides) -> dict[str, f
     if sampling not in (None, "greedy", "model"):
         raise ConfigError(f"--sampling {sampling}: write greedy or model")
     if sampling == "greedy" and drawn:
-        option = f"--{drawn[0].replace('_', '-')}"
-        raise ConfigError(f"--sampling greedy and {option} are both given: leave one out")
+        raise ConfigError(f"--sampling greedy and --{drawn[0].replace('_', '-')} are both given: leave one out")
     return {} if sampling == "model" or drawn else dataclasses.asdict(SamplingParams())
 
 

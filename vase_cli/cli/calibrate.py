@@ -84,10 +84,8 @@ def calibrate(
         print_json(facts)
     else:
         print_tables(tables)
-    files = [entry_path, thresholds, *write_page(path)]
-    typer.echo(f"calibration folder: {path}", err=True)
-    for written in files:
-        typer.echo(f"written: {written}", err=True)
+    written = [f"written: {file}" for file in (entry_path, thresholds, *write_page(path))]
+    typer.echo("\n".join([f"calibration folder: {path}", *written]), err=True)
     if entry.source is None:
         model = entry_path.parent.name if entry_path.name == "entry.yaml" else entry_path.stem
         typer.echo(f"use the thresholds with --model {model} -o outliers=threshold", err=True)

@@ -24,10 +24,7 @@ T = TypeVar("T")
 
 
 def value_rows(record: Any, skip: str) -> list[tuple[str, str, str]]:
-    """Dotted key, value and origin of every value of a record with ``origins``, without the field ``skip``.
-
-    A value without an origin has that of the mapping that leaves it to its default.
-    """
+    """Dotted key, value and origin (its own or its mapping's) of each value of a record, without the field ``skip``."""
 
     def rows(values: Mapping[str, Any], prefix: str, outer: str) -> Iterator[tuple[str, str, str]]:
         for name, value in values.items():

@@ -33,9 +33,8 @@ def doctor(
     offline: Annotated[bool, typer.Option("--offline", help="Do not contact the hub.")] = False,
 ) -> None:
     """Check Python, PyTorch, the device, FlashAttention, the hub, and say which recipes fit this machine."""
-    if device is not None:
-        check_option("device", device)
-    findings = list(_findings(device or "auto", Catalog.open(zoo=zoo, recipes=recipes), offline=offline))
+    device = check_option("device", device or "auto")
+    findings = list(_findings(device, Catalog.open(zoo=zoo, recipes=recipes), offline=offline))
     width = max(len(finding.subject) for finding in findings)
     for subject, status, text in findings:
         typer.echo(f"{status:4}  {subject:{width}}  {text}")

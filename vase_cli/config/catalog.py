@@ -61,7 +61,7 @@ class Catalog:
 
     @classmethod
     def open(cls, zoo: Path | None = None, recipes: Path | None = None) -> "Catalog":
-        """The search path after the command line's ``zoo`` and ``recipes``; ConfigError for what is not a folder."""
+        """The search path, ``zoo`` and ``recipes`` first; ConfigError if one, or a ``$VASE_PATH`` one, is no folder."""
         roots = [Path(part).expanduser() for part in os.environ.get("VASE_PATH", "").split(os.pathsep) if part]
         for root in roots:
             if not root.is_dir():
@@ -87,7 +87,7 @@ class Catalog:
         return dict(sorted(found.items()))
 
     def find(self, kind: Kind, name: str) -> CatalogFile:
-        """The file of a name, or of a path in ``.yaml``; ConfigError, with the nearest name, if there is none."""
+        """The file of a name, or of a ``.yaml`` path; ConfigError, with the nearest name, if there is none."""
         if name.endswith((".yaml", ".yml")):
             path = Path(name).expanduser()
             if not path.exists():
@@ -120,10 +120,7 @@ class Catalog:
         raise ConfigError(f"model '{name}' is no zoo entry, folder or hub id; {did_you_mean(name, files)}")
 
     def resolve(self, recipe: str | None, overrides: Mapping[str, Any]) -> Resolved:
-        """Resolve a recipe (None: only what ``overrides`` says, a ``model`` at least), and find its model.
-
-        ConfigError if either is not there, breaks a rule, or :func:`resolve_recipe` refuses the two together.
-        """
+        """Resolve a recipe (None: only ``overrides``, a ``model`` at least) and find its model; or a ConfigError."""
         model = overrides.get("model")
         if model is None and recipe is None:
             raise ConfigError("no recipe and no model; name one with --recipe or --model")
@@ -133,10 +130,7 @@ class Catalog:
         return Resolved(resolve_recipe(written, entry, overrides), entry)
 
     def recipes_that_fit(self, device: str) -> tuple[Device, list[str]]:
-        """The device of this name, and the recipes whose weights fit it, by the parameters that their entries state.
-
-        Nothing is loaded. VaseError if it is not a device, or one that is not there.
-        """
+        """A device by name, and the recipes whose weights, not loaded, fit it; VaseError if there is no such device."""
         target = Device(resolve_device(check_option("device", device)))
         most_bytes, fitting = target.available_bytes() * _SHARE_FOR_WEIGHTS, []
         for name in self.files("recipes"):

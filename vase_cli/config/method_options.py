@@ -1,9 +1,8 @@
 """Options of an eviction method: ``key=value`` on the command line, a mapping in a recipe, fields of a dataclass."""
 
 import dataclasses
-import types
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from vase_cli import plugins
 from vase_cli.config.yaml import COMMAND_LINE, Scalar, must_be, not_known, parse_scalar
@@ -67,12 +66,11 @@ def share_out(methods: Sequence[str], options: Mapping[str, Scalar]) -> tuple[di
 
 def _coerce(annotation: Any, value: Scalar) -> Scalar:
     """Check a value against an annotation; only a whole number is converted, to ``float``."""
-    arguments = get_args(annotation)
+    kinds = get_args(annotation) or (annotation,)  # choices, or types with "|" between them
     if get_origin(annotation) is Literal:
-        if value not in arguments:
-            raise ValueError(not_known(value, [str(choice) for choice in arguments]))
+        if value not in kinds:
+            raise ValueError(not_known(value, list(map(str, kinds))))
         return value
-    kinds = arguments if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     if type(value) in kinds:
         return value
     if float in kinds and type(value) is int:

@@ -1,4 +1,4 @@
-"""Model entries and recipes: frozen values, checked wherever they come from: ConfigError.
+"""Model entries and recipes: frozen values, checked wherever they come from.
 
 Later wins: zoo entry < recipe < command line. What :func:`~vase_cli.config.resolve.resolve_recipe` returns has no value
 left to guess but those that belong to a task (``samples``, ``max_new_tokens`` and ``max_total_tokens``).
@@ -22,7 +22,7 @@ ThinkingMode = Literal["always", "switch", "never"]
 
 @record
 class SamplingParams:
-    """How a token is drawn from the logits; the filters apply in the order of the fields."""
+    """How a token is drawn from the logits, filters in the order of fields; ConfigError for a value out of range."""
 
     temperature: types.Temperature = Field(default=0.0, description="0 is greedy.")
     top_k: types.TopK = Field(default=0, description="Most likely tokens that stay; 0 switches it off.")

@@ -162,10 +162,9 @@ def entry_text(entry: ModelEntry, path: Path, thresholds: str, dense_tokens: tup
         lengths = {**entry.dense_tokens, task: round(length, 1)}
         replaced["dense_tokens"] = f"{{{', '.join(f'{name}: {mean}' for name, mean in lengths.items())}}}"
     replaced["thresholds"] = _written(thresholds)
+    kept = [] if entry.hub_id is None else [f"hub_id: {_written(entry.hub_id)}"]
     if entry.source is not None:
         kept = _lines_without(read_document(entry.source), replaced)
-    else:
-        kept = [] if entry.hub_id is None else [f"hub_id: {_written(entry.hub_id)}"]
     return "\n".join([*kept, *(f"{key}: {value}" for key, value in replaced.items())]) + "\n"
 
 
