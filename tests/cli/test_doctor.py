@@ -5,7 +5,6 @@ import importlib.metadata
 import importlib.util
 import sys
 import urllib.request
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import torch
 from helpers.cli_examples import Outcome, Shell, a_device, files_under, open_shell
 
 from vase_cli.cli import doctor
-from vase_cli.config import fitting as machine
-from vase_cli.config.catalog import Catalog
+from vase_cli.config import catalog
 
 
 @pytest.fixture
@@ -158,7 +156,7 @@ def test_recipes_that_fit(
     fit: set[str],
     do_not_fit: set[str],
 ) -> None:
-    monkeypatch.setattr(machine, "Device", a_device(device_type, free_gib * 2**30, "a machine"))
+    monkeypatch.setattr(catalog, "Device", a_device(device_type, free_gib * 2**30, "a machine"))
     _, text = findings(vase("doctor", "--offline"))["recipes that fit"]
     fitting = set(text.split(", "))
     assert fit <= fitting and not fitting & do_not_fit
@@ -182,11 +180,12 @@ def test_a_gpu_is_measured_by_its_free_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
-    fits = partial(machine.recipes_that_fit, Catalog.open())
-    assert (fits("auto").device_type, fits("auto").description) == ("cuda", "GPU 0, 1.0 GiB free")
-    assert fits("cuda:1").description == "GPU 1, 2.0 GiB free"
-    assert len(fits("cuda:1").recipes) > len(fits("auto").recipes) > 0
-    assert fits("cpu").device_type == "cpu"
+    fits = catalog.Catalog.open().recipes_that_fit
+    (first, fit_first), (second, fit_second), (processor, _) = map(fits, ("auto", "cuda:1", "cpu"))
+    assert (first.type, first.description) == ("cuda", "GPU 0, 1.0 GiB free")
+    assert second.description == "GPU 1, 2.0 GiB free"
+    assert len(fit_second) > len(fit_first) > 0
+    assert processor.type == "cpu"
 
 
 def test_an_address_that_is_none_is_a_note(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

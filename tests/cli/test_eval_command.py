@@ -23,7 +23,7 @@ from helpers.cli_examples import (
 )
 
 from vase_cli import plugins
-from vase_cli.config import fitting as machine
+from vase_cli.config import catalog
 from vase_cli.engine import factory, plan
 from vase_cli.models import language_model as models
 
@@ -274,11 +274,11 @@ def test_a_budget_above_the_limit_is_a_warning(vase: Shell, model: Path) -> None
 
 
 def test_named_tasks_without_a_recipe_say_which_fit(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "Device", a_device("cpu", 6 * 2**30, "no GPU, 6.0 GiB of memory free"))
+    monkeypatch.setattr(catalog, "Device", a_device("cpu", 6 * 2**30, "no GPU, 6.0 GiB of memory free"))
     refusal = vase.refused("eval", "gsm8k", "aime")
     fits = "this machine (no GPU, 6.0 GiB of memory free) fits qwen3-0.6b"  # and the embedded model, of no use here
     assert refusal == f"no recipe for gsm8k aime: name one with --recipe or $VASE_RECIPE; {fits}"
-    monkeypatch.setattr(machine, "free_memory", lambda device: (500 * 2**30, "no GPU, 500.0 GiB of memory free"))
+    monkeypatch.setattr(catalog, "Device", a_device("cpu", 500 * 2**30, "no GPU, 500.0 GiB of memory free"))
     assert re.search(r"GiB of memory free\) fits \S+, \S+, \S+ and others$", vase.refused("eval", "gsm8k"))
 
 
@@ -288,7 +288,7 @@ def test_named_tasks_without_a_recipe_say_which_fit(vase: Shell, monkeypatch: py
 def test_qwen3_8b_is_chosen_only_for_a_gpu_that_holds_it(
     vase: Shell, monkeypatch: pytest.MonkeyPatch, device_type: str, free_gib: int, chosen: bool
 ) -> None:
-    monkeypatch.setattr(machine, "Device", a_device(device_type, free_gib * 2**30, "a machine"))
+    monkeypatch.setattr(catalog, "Device", a_device(device_type, free_gib * 2**30, "a machine"))
     monkeypatch.setattr(plan, "describe", describe := Recorder())
     refusal = vase.refused("eval", "gsm8k")
     assert [entry.hub_id for entry, *_ in describe.calls] == (["Qwen/Qwen3-8B"] if chosen else [])

@@ -52,16 +52,17 @@ def test_every_layer_wins_over_the_one_before(file: RecipeFile) -> None:
     assert recipe.dense_tokens == {"aime26": 9000.0, "hmmt25": 17847.0}
 
 
-def test_origins(file: RecipeFile) -> None:
+def test_origins(file: RecipeFile, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
     origins = resolve_recipe(file, ENTRY, {"seed": 7, "top_k": 0, "method_options": {"sinks": 2}}).origins
     assert {
         "seed": "command line",
         "sampling.top_k": "command line",
-        "sampling.temperature": f"recipe mine ({file.path}:6)",
+        "sampling.temperature": f"recipe mine ({path}:6)",
         "sampling.top_p": "zoo entry zoo-model",
-        "method_options.n_large": f"recipe mine ({file.path}:3)",
+        "method_options.n_large": f"recipe mine ({path}:3)",
         "method_options.sinks": "command line",
-        "budgets.gsm8k": f"recipe mine ({file.path}:4)",
+        "budgets.gsm8k": f"recipe mine ({path}:4)",
         "budgets.math500": "zoo entry zoo-model",
         "dense_tokens.hmmt25": "zoo entry zoo-model",
         "think": "zoo entry zoo-model",

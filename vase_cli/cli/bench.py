@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import print_table
+from vase_cli.cli.output import print_tables
 from vase_cli.config.catalog import Resolved
 from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import SAMPLING_KEYS, SamplingParams
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from vase_cli.bench.cells import Cell, Steps
     from vase_cli.bench.records import Bench
 
-_DEFAULT_CONTEXT = 8192
 _option = partial(typer.Option, rich_help_panel=options.BENCHMARK)
 _SHAPE_HELP = "Zoo name: random weights of its size, nothing is downloaded."
 _SLOTS_HELP = f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}."
@@ -116,7 +115,7 @@ def _cells(
     first, entry = compared[0]
     if not lengths:
         budgets = [recipe.budget for recipe, _ in compared if isinstance(recipe.budget, int)]
-        lengths = [2 * max(budgets) if budgets else _DEFAULT_CONTEXT]
+        lengths = [2 * max(budgets) if budgets else 8192]
         if not random and entry.configured_tokens is not None:
             lengths = [max(1, min(lengths[0], entry.configured_tokens - steps.total))]
     weights = RandomWeights(max(lengths) + steps.total, first.seed) if random else None
@@ -153,8 +152,7 @@ def _run(measured: "Bench", cells: "Sequence[Cell]", file: TextIO | None) -> Non
         records.append(record)
         write(record)
     summary = measured.summary(cells[0].factory.plan, records)
-    for table in bench_tables(records, summary):
-        print_table(table, err=True)
+    print_tables(bench_tables(records, summary), err=True)
     write(summary)
     if all(record["status"] != "ok" for record in records):
         raise RunError("nothing was measured, the warnings say why; try fewer --slots or a shorter --context or --text")
@@ -166,8 +164,7 @@ def _sampling(sampling: str | None, overrides: options.Overrides) -> dict[str, f
     if sampling not in (None, "greedy", "model"):
         raise ConfigError(f"--sampling {sampling}: write greedy or model")
     if sampling == "greedy" and drawn:
-        option = f"--{drawn[0].replace('_', '-')}"
-        raise ConfigError(f"--sampling greedy and {option} are both given: leave one out")
+        raise ConfigError(f"--sampling greedy and --{drawn[0].replace('_', '-')} are both given: leave one out")
     return {} if sampling == "model" or drawn else dataclasses.asdict(SamplingParams())
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import AsJson, print_json, print_table
+from vase_cli.cli.output import AsJson, print_json, print_tables
 from vase_cli.config.catalog import BUILT_IN, user_folder
 from vase_cli.errors import ConfigError, RunError, file_access
 
@@ -83,12 +83,9 @@ def calibrate(
     if as_json:
         print_json(facts)
     else:
-        for table in tables:
-            print_table(table)
-    files = [entry_path, thresholds, *write_page(path)]
-    typer.echo(f"calibration folder: {path}", err=True)
-    for written in files:
-        typer.echo(f"written: {written}", err=True)
+        print_tables(tables)
+    written = [f"written: {file}" for file in (entry_path, thresholds, *write_page(path))]
+    typer.echo("\n".join([f"calibration folder: {path}", *written]), err=True)
     if entry.source is None:
         model = entry_path.parent.name if entry_path.name == "entry.yaml" else entry_path.stem
         typer.echo(f"use the thresholds with --model {model} -o outliers=threshold", err=True)
@@ -97,8 +94,7 @@ def calibrate(
 def write_page(folder: Path) -> list[Path]:
     """Write the page of a calibration folder and its pictures, and remove a picture without data; the page comes first.
 
-    Raises:
-        VaseError: a file of the folder is missing or broken, or one cannot be written.
+    VaseError if a file of the folder is missing or broken, or one cannot be written.
     """
     from vase_cli.calibration.folder import read_calibration
     from vase_cli.reports.calibration_page import PICTURE_FILES, calibration_page

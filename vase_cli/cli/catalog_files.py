@@ -2,13 +2,13 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from vase_cli.cli.output import print_columns, print_json, print_notes
+from vase_cli.cli.output import print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile, Kind, user_folder
 from vase_cli.errors import ConfigError, VaseError, file_access
 
@@ -20,29 +20,24 @@ Destination = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 
-Load: TypeAlias = Callable[[CatalogFile], Any]
-Row: TypeAlias = Callable[[CatalogFile, Any], Sequence[str]]
-
-
-def flatten(record: Any, *skip: str) -> dict[str, Any]:
-    """The fields of a record by dotted key, nested records and mappings opened."""
-    flat: dict[str, Any] = {}
-    for key, value in (record if isinstance(record, Mapping) else vars(record)).items():
-        if key not in skip:
-            nested = flatten(value) if isinstance(value, Mapping) or dataclasses.is_dataclass(value) else {}
-            flat |= {f"{key}.{name}": inner for name, inner in nested.items()} or {key: value}
-    return flat
+T = TypeVar("T")
 
 
 def value_rows(record: Any, skip: str) -> list[tuple[str, str, str]]:
-    """Dotted key, value and origin of every value of a record with ``origins``, without the field ``skip``."""
-    rows = []
-    for key, value in flatten(record, skip, "origins").items():
-        place = key
-        while place not in record.origins and "." in place:  # the mapping that leaves it to its default
-            place = place.rpartition(".")[0]
-        rows.append((key, cell(value), record.origins.get(place, "default")))
-    return rows
+    """Dotted key, value and origin (its own or its mapping's) of each value of a record, without the field ``skip``."""
+
+    def rows(values: Mapping[str, Any], prefix: str, outer: str) -> Iterator[tuple[str, str, str]]:
+        for name, value in values.items():
+            key = prefix + name
+            origin = record.origins.get(key, outer)
+            nested = vars(value) if dataclasses.is_dataclass(value) else value
+            if nested and isinstance(nested, Mapping):
+                yield from rows(nested, f"{key}.", origin)
+            else:
+                yield key, cell(value), origin
+
+    shown = {name: value for name, value in vars(record).items() if name not in (skip, "origins")}
+    return list(rows(shown, "", "default"))
 
 
 def cell(value: Any) -> str:
@@ -53,22 +48,14 @@ def cell(value: Any) -> str:
     return "-" if value in (None, (), {}) else text.replace("\n", "\\n")
 
 
-def list_files(catalog: Catalog, kind: Kind, load: Load, headings: Sequence[str], row: Row, *, as_json: bool) -> None:
-    """Print a row or a JSON object for each file; one that does not load is left out, with its error on stderr."""
-    rows = []
+def loaded(catalog: Catalog, kind: Kind, load: Callable[[CatalogFile], T]) -> Iterator[tuple[CatalogFile, T]]:
+    """Each file and what it loads as; one that does not load is left out, with its error on stderr."""
     for file in catalog.files(kind).values():
         print_notes(file.notes)
         try:
-            record = load(file)
+            yield file, load(file)
         except ConfigError as error:
             typer.echo(f"left out: {error}", err=True)
-            continue
-        if as_json:
-            print_json(dataclasses.asdict(record))
-        else:
-            rows.append(row(file, record))
-    if not as_json:
-        print_columns(headings, rows)
 
 
 def validate(catalog: Catalog, kind: Kind, names: Sequence[str], check: Callable[[CatalogFile], object]) -> None:
@@ -91,8 +78,7 @@ def validate(catalog: Catalog, kind: Kind, names: Sequence[str], check: Callable
 def copy(file: CatalogFile, destination: Path | None, *, beside: Sequence[Path] = (), force: bool) -> None:
     """Copy an entry's folder, or a file and the files ``beside`` it that it names; print where the copy is.
 
-    Raises:
-        ConfigError: something is there already and ``force`` is false, or it cannot be written.
+    ConfigError if something is there already and ``force`` is false, or it cannot be written.
     """
     source = file.path.parent if file.path.name == "entry.yaml" else file.path
     target = destination if destination is not None else user_folder() / file.kind

@@ -17,9 +17,6 @@ from vase_cli.config.resolve import check_option
 from vase_cli.errors import ConfigError, VaseError
 from vase_cli.runs.environment import library_version
 
-_HUB_TIMEOUT_S = 5.0
-_LIBRARIES = ("transformers", "huggingface-hub", "datasets", "math-verify")
-
 
 class Finding(NamedTuple):
     """A line of the table; "bad" makes the exit code 1."""
@@ -36,9 +33,8 @@ def doctor(
     offline: Annotated[bool, typer.Option("--offline", help="Do not contact the hub.")] = False,
 ) -> None:
     """Check Python, PyTorch, the device, FlashAttention, the hub, and say which recipes fit this machine."""
-    if device is not None:
-        check_option("device", device)
-    findings = list(_findings(device or "auto", Catalog.open(zoo=zoo, recipes=recipes), offline=offline))
+    device = check_option("device", device or "auto")
+    findings = list(_findings(device, Catalog.open(zoo=zoo, recipes=recipes), offline=offline))
     width = max(len(finding.subject) for finding in findings)
     for subject, status, text in findings:
         typer.echo(f"{status:4}  {subject:{width}}  {text}")
@@ -49,16 +45,14 @@ def doctor(
 def _findings(device: str, catalog: Catalog, *, offline: bool) -> Iterator[Finding]:
     yield Finding("Python", "ok", platform.python_version())
     torch_found = yield from _torch(device)
-    for name in _LIBRARIES:
+    for name in ("transformers", "huggingface-hub", "datasets", "math-verify"):
         version = library_version(name)
         yield Finding(name, "ok" if version else "bad", version or f"is not installed: pip install {name}")
     if importlib.util.find_spec("huggingface_hub"):
         yield from _hub(offline=offline)
     if torch_found:
-        from vase_cli.config.fitting import recipes_that_fit
-
         try:
-            fitting = recipes_that_fit(catalog, device).recipes
+            _, fitting = catalog.recipes_that_fit(device)
             yield Finding("recipes that fit", "ok" if fitting else "note", ", ".join(fitting) or "none")
         except VaseError as error:
             yield Finding("recipes that fit", "bad", str(error))
@@ -71,16 +65,15 @@ def _torch(device: str) -> Generator[Finding, None, bool]:
     except ImportError as error:
         yield Finding("PyTorch", "bad", f"cannot be imported ({error}): pip install torch")
         return False
-    from vase_cli.device import available_ram_bytes, readable_bytes
+    from vase_cli.device import available_ram_bytes, gpu_names, readable_bytes
 
     cuda = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     yield Finding("PyTorch", "ok", f"{torch.__version__}, {cuda}, {torch.get_num_threads()} CPU threads")
     yield Finding("memory", "ok", f"{readable_bytes(available_ram_bytes())} free")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for index in range(count):
+    for index, name in enumerate(gpus := gpu_names()):
         free, total = map(readable_bytes, torch.cuda.mem_get_info(index))
-        yield Finding(f"cuda:{index}", "ok", f"{torch.cuda.get_device_name(index)}, {free} of {total} free")
-    if count == 0:
+        yield Finding(f"cuda:{index}", "ok", f"{name}, {free} of {total} free")
+    if not gpus:
         missing = "PyTorch sees none: everything runs on the CPU"
         yield Finding("GPU", "bad" if device.startswith("cuda") else "note", missing)
     triton, missing = library_version("triton"), "is not installed: a GPU would be slow without it; pip install triton"
@@ -102,7 +95,7 @@ def _hub(*, offline: bool) -> Iterator[Finding]:
     hub, folder = constants.ENDPOINT, Path(constants.HF_HUB_CACHE)
     if not offline:
         try:
-            with urllib.request.urlopen(hub, timeout=_HUB_TIMEOUT_S):
+            with urllib.request.urlopen(hub, timeout=5.0):
                 yield Finding("hub", "ok", f"{hub} answers")
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import AsJson, print_summary, print_table
+from vase_cli.cli.output import AsJson, print_summary, print_tables
 from vase_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,22 +74,19 @@ def evaluate(
         for run in runs:
             print_summary(run.summary, as_json=as_json)
     else:
-        for table in comparison_tables(runs):
-            print_table(table)
+        print_tables(comparison_tables(runs))
 
 
 def _default_recipe(tasks: Sequence[str] | None, overrides: options.Overrides) -> str:
     """The embedded recipe where nothing is named; for named tasks never a silent choice of a toy model."""
     if not tasks:
         return options.DEFAULT_RECIPE
-    from vase_cli.config.fitting import recipes_that_fit
-
-    fitting = recipes_that_fit(overrides.catalog(), overrides.device or "auto")
-    if fitting.device_type == "cuda" and _GPU_RECIPE in fitting.recipes:
+    device, fitting = overrides.catalog().recipes_that_fit(overrides.device or "auto")
+    if device.type == "cuda" and _GPU_RECIPE in fitting:
         return _GPU_RECIPE
-    useful = [name for name in fitting.recipes if name != options.DEFAULT_RECIPE]
+    useful = [name for name in fitting if name != options.DEFAULT_RECIPE]
     some = ", ".join(useful[:3]) or "none of them"
-    fits = f"this machine ({fitting.description}) fits {some}{' and others' if useful[3:] else ''}"
+    fits = f"this machine ({device.description}) fits {some}{' and others' if useful[3:] else ''}"
     raise ConfigError(f"no recipe for {' '.join(tasks)}: name one with --recipe or $VASE_RECIPE; {fits}")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from vase_cli import plugins
-from vase_cli.cli.output import AsJson, print_columns, print_json
+from vase_cli.cli.output import AsJson, print_columns, print_json, print_list
 
 app = typer.Typer(help="List eviction methods, or show one's options.", no_args_is_help=True)
 
@@ -16,12 +16,9 @@ app = typer.Typer(help="List eviction methods, or show one's options.", no_args_
 @app.command("list")
 def list_methods(as_json: AsJson = False) -> None:
     """One row for each method: its name and what it keeps."""
-    summaries = {name: plugins.summary("eviction", name) for name in plugins.names("eviction")}
-    if as_json:
-        for name, summary in summaries.items():
-            print_json({"name": name, "summary": summary})
-    else:
-        print_columns(("NAME", "WHAT IT DOES"), list(summaries.items()))
+    rows = [(name, plugins.summary("eviction", name)) for name in plugins.names("eviction")]
+    entries = [({"name": name, "summary": summary}, (name, summary)) for name, summary in rows]
+    print_list(("NAME", "WHAT IT DOES"), entries, as_json=as_json)
 
 
 @app.command("show")

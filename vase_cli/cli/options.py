@@ -82,11 +82,7 @@ class Overrides:
     device: str | None = _machine("auto, cpu, cuda, cuda:N or mps; auto is CUDA where there is one, else the CPU.")
 
     def changes(self, **own: Any) -> dict[str, Any]:
-        """Recipe keys that the options set, and the command's ``own``; None for an option that was left out.
-
-        Raises:
-            ConfigError: an option of the method that is not ``key=value``.
-        """
+        """Recipe keys that the options set, None where left out, and ``own``; ConfigError for ``-o`` without ``=``."""
         elsewhere = ("recipe", "zoo", "recipes", "methods", "budgets")
         typed = {name: getattr(self, name) for name in _FIELDS if name not in elsewhere}
         typed["method_options"] = dict(map(parse_option, self.method_options or ())) or None
@@ -121,11 +117,10 @@ class Overrides:
         if not self.methods and not self.budgets:
             compare = catalog.resolve(self.recipe, {**changes, "method": None, "budget": None}).recipe.compare
             methods, budgets = compare.methods or [None], compare.budgets or [None]
-        several = [method for method in methods if method is not None]
-        own_options, left_out = share_out(several, options) if options and len(several) > 1 else ({}, [])
-        alone = len(methods) == 1
+        several = [method for method in methods if len(methods) > 1 and method is not None]
+        own_options, left_out = share_out(several, options) if options and several else ({}, [])
         compared: list[Resolved] = []
-        pairs = [(method, budget if method != "full" or alone else None) for budget in budgets for method in methods]
+        pairs = [(method, None if method == "full" and several else budget) for budget in budgets for method in methods]
         for method, budget in dict.fromkeys(pairs):
             pair = {"method": method, "budget": budget, "method_options": own_options.get(method or "", options)}
             compared.append(catalog.resolve(self.recipe, {**changes, **pair}))

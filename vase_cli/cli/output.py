@@ -2,13 +2,14 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vase_cli.reports.tables import Table
+
 if TYPE_CHECKING:
-    from vase_cli.reports.tables import Table
     from vase_cli.runs.schema import Summary
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line, in place of text.")]
@@ -19,21 +20,31 @@ def print_json(record: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(record, default=str, ensure_ascii=False))
 
 
-def print_table(table: "Table", *, err: bool = False) -> None:
-    """Print a table on stdout, or on stderr."""
-    if (sys.stderr if err else sys.stdout).isatty():
-        from rich.console import Console
+def print_tables(tables: Iterable[Table], *, err: bool = False) -> None:
+    """Print tables on stdout, or on stderr."""
+    for table in tables:
+        if (sys.stderr if err else sys.stdout).isatty():
+            from rich.console import Console
 
-        Console(stderr=err).print(table.rich())
-    else:
-        typer.echo("\n".join(table.lines()), err=err)
+            Console(stderr=err).print(table.rich())
+        else:
+            typer.echo("\n".join(table.lines()), err=err)
 
 
 def print_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print columns of text on stdout, the same on a terminal and in a pipe."""
-    from vase_cli.reports.tables import Table
-
     typer.echo("\n".join(Table(headings, rows, left=len(headings)).lines()))
+
+
+def print_list(
+    headings: Sequence[str], entries: Iterable[tuple[Mapping[str, Any], Sequence[str]]], *, as_json: bool
+) -> None:
+    """Print entries, each a record and a row: the records as lines of JSON, or the rows as columns."""
+    if not as_json:
+        print_columns(headings, [row for _, row in entries])
+        return
+    for record, _ in entries:
+        print_json(record)
 
 
 def print_summary(summary: "Summary", *, as_json: bool) -> None:
@@ -43,7 +54,7 @@ def print_summary(summary: "Summary", *, as_json: bool) -> None:
     if as_json:
         print_json(summary.model_dump())
     else:
-        print_table(summary_table(summary))
+        print_tables([summary_table(summary)])
 
 
 def print_notes(notes: Sequence[str]) -> None:

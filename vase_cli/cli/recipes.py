@@ -1,7 +1,7 @@
 """``vase recipes``: recipes, and what one resolves to."""
 
 import dataclasses
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +9,7 @@ import typer
 
 from vase_cli.cli import catalog_files
 from vase_cli.cli.catalog_files import Destination, Force, Names, RecipesFolder, ZooFolder, cell, value_rows
-from vase_cli.cli.output import AsJson, print_columns, print_json, print_notes
+from vase_cli.cli.output import AsJson, print_columns, print_json, print_list, print_notes
 from vase_cli.config.budget import resolve_budget
 from vase_cli.config.catalog import Catalog, CatalogFile
 from vase_cli.config.method_options import make_method
@@ -23,13 +23,12 @@ app = typer.Typer(help="List recipes, show one resolved, check or copy their fil
 @app.command("list")
 def list_recipes(as_json: AsJson = False, zoo: ZooFolder = None, recipes: RecipesFolder = None) -> None:
     """One row for each recipe: name, model, method, budget, tasks, where the file is."""
-
-    def row(file: CatalogFile, recipe: Recipe) -> Sequence[str]:
-        return recipe.name, recipe.model, recipe.method, _budget(recipe), cell(recipe.tasks), file.source
-
     catalog = Catalog.open(zoo=zoo, recipes=recipes)
-    headings = ("NAME", "MODEL", "METHOD", "BUDGET", "TASKS", "FILE")
-    catalog_files.list_files(catalog, "recipes", lambda file: _resolved(catalog, file), headings, row, as_json=as_json)
+    entries = []
+    for file, recipe in catalog_files.loaded(catalog, "recipes", partial(_resolved, catalog)):
+        row = (recipe.name, recipe.model, recipe.method, _budget(recipe), cell(recipe.tasks), file.source)
+        entries.append((dataclasses.asdict(recipe), row))
+    print_list(("NAME", "MODEL", "METHOD", "BUDGET", "TASKS", "FILE"), entries, as_json=as_json)
 
 
 @app.command("show")

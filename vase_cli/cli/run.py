@@ -55,10 +55,9 @@ def run(
     elif not sys.stdout.isatty():
         output = streaming.StreamedText(decode)
     else:
-        thinking, memory = factory.encode(prompts[0], raw=raw).thought_open, factory.plan.device.memory_bytes
-        output = streaming.TerminalText(
-            decode, thinking=thinking, budget=task.limits.budget_tokens, memory_bytes=memory
-        )
+        thinking, budget = factory.encode(prompts[0], raw=raw).thought_open, task.limits.budget_tokens
+        memory = factory.plan.device.memory_bytes
+        output = streaming.TerminalText(decode, thinking=thinking, budget=budget, memory_bytes=memory)
     with output.shown():
         finished = evaluate(factory, [task], root=out, command=sys.argv, progress=output, raw=raw)
         for stored in (identifier for identifier in ids if identifier not in output.printed):  # by an earlier run
@@ -87,7 +86,6 @@ def _as_task(plan: "RunPlan", prompts: list[str], source: str) -> "EvalTask":
 
 
 def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:
-    """The prompts of the argument, the file or stdin."""
     if prompt is not None and input_file is not None:
         raise ConfigError("a prompt and --input are both given: leave one out")
     if input_file is not None:

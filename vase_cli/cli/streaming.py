@@ -26,9 +26,7 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 class RunOutput:
     """Progress of a run: print each sample as a line of JSON when it is finished.
 
-    Attributes:
-        printed: ids of the samples that are printed.
-        failed: number of prompts that ended in an error.
+    ``printed`` holds the ids of the samples that are printed, ``failed`` the number of prompts that ended in an error.
     """
 
     def __init__(self) -> None:
@@ -104,10 +102,8 @@ class StreamedText(RunOutput):
 class TerminalText(StreamedText):
     """Print one text that grows above a live line of figures, dimmed between the think tags.
 
-    Args:
-        thinking: the prompt has opened ``<think>``.
-        budget: tokens per KV head, None for the full cache.
-        memory_bytes: returns the memory in use; called a few times a second.
+    ``thinking`` says that the prompt has opened ``<think>``; ``budget`` is in tokens per KV head, None for the full
+    cache; ``memory_bytes``, called a few times a second, returns the memory in use.
     """
 
     def __init__(self, decode: Decode, *, thinking: bool, budget: int | None, memory_bytes: Callable[[], int]) -> None:

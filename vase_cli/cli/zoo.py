@@ -1,7 +1,6 @@
 """``vase zoo``: models and their facts."""
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import typer
 
 from vase_cli.cli import catalog_files
 from vase_cli.cli.catalog_files import Destination, Force, Names, ZooFolder, cell, value_rows
-from vase_cli.cli.output import AsJson, print_columns, print_json, print_notes
+from vase_cli.cli.output import AsJson, print_columns, print_json, print_list, print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile
 from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelEntry
@@ -24,14 +23,14 @@ app = typer.Typer(help="List models, show one, check or copy their files.", no_a
 @app.command("list")
 def list_entries(as_json: AsJson = False, zoo: ZooFolder = None) -> None:
     """One row for each model: name, parameters, shape, thinking, where its weights are, where the entry is."""
-
-    def row(file: CatalogFile, entry: ModelEntry) -> Sequence[str]:
+    entries = []
+    for file, entry in catalog_files.loaded(Catalog.open(zoo=zoo), "zoo", _load):
         parameters = f"{entry.parameters:,}" if entry.parameters else "-"
-        shape = [str(size) for size in vars(entry.shape).values()] if entry.shape else ["-"] * 4
-        return entry.name, parameters, *shape, entry.thinking.mode, entry.hub_id or str(entry.path), file.source
-
+        shape = map(str, vars(entry.shape).values()) if entry.shape else ["-"] * 4
+        row = (entry.name, parameters, *shape, entry.thinking.mode, entry.hub_id or str(entry.path), file.source)
+        entries.append((dataclasses.asdict(entry), row))
     headings = ("NAME", "PARAMETERS", "LAYERS", "HEADS", "KV HEADS", "HEAD DIM", "THINKS", "WEIGHTS", "ENTRY")
-    catalog_files.list_files(Catalog.open(zoo=zoo), "zoo", _load, headings, row, as_json=as_json)
+    print_list(headings, entries, as_json=as_json)
 
 
 @app.command("show")

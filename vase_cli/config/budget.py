@@ -30,18 +30,13 @@ class Budget:
 
 
 def parse_budget(written: object) -> int | Ratio:
-    """Tokens, or a ratio of the full cache.
-
-    Raises:
-        ValueError: neither of the two, below 1 token, or a ratio below 1.
-    """
+    """Tokens, or a ratio of the full cache; ValueError if it is neither, below 1 token, or a ratio below 1."""
     text = str(written).strip().lower() if type(written) in (int, str, Ratio) else ""
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?x", text):
-        ratio = Ratio(text)
-        if ratio.value < 1:
-            hint = "N of 'Nx' must be at least 1; '4x' keeps a quarter of the full cache"
-            raise ValueError(f"{written!r} is too small: {hint}")
-        return ratio
+        if (ratio := Ratio(text)).value >= 1:
+            return ratio
+        hint = "N of 'Nx' must be at least 1; '4x' keeps a quarter of the full cache"
+        raise ValueError(f"{written!r} is too small: {hint}")
     if not re.fullmatch(r"[-+]?[0-9]{1,18}", text):
         shown = repr(str(written)) if isinstance(written, str) else written
         hint = "write 4096, or 4x for a quarter of the full cache"
@@ -58,10 +53,7 @@ def resolve_budget(
 
     Nx is the task's mean full-cache length (``dense_tokens``, in tokens), or where none is known ``token_limit``, over
     N, rounded up to a multiple of ``window``. Tokens are taken as they are. A budget that ``token_limit`` never
-    reaches evicts nothing and is a warning.
-
-    Raises:
-        ConfigError: no budget, or one not above ``window``.
+    reaches evicts nothing and is a warning. ConfigError if there is no budget, or one not above ``window``.
     """
     of_task = f" for {task}" if task else ""
     if budget is None:

@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from vase_cli.config.resolve import load_entry, load_recipe, resolve_recipe
+from vase_cli.config.resolve import check_option, load_entry, load_recipe, resolve_recipe
 from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, RecipeFile, SamplingParams, Thinking
 from vase_cli.config.types import HUB_ID, DType
-from vase_cli.errors import ConfigError, did_you_mean, file_access, first_line
+from vase_cli.device import Device, resolve_device
+from vase_cli.errors import ConfigError, VaseError, did_you_mean, file_access, first_line
 
 Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
 BUILT_IN = "built-in"
-_FOLDER_KEYS = ("shape", "dtype", "configured_tokens", "thinking", "sampling")
+_SHARE_FOR_WEIGHTS = 0.85  # of the free memory; the rest is for the cache of a few sequences and the working set
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,7 @@ class Catalog:
 
     @classmethod
     def open(cls, zoo: Path | None = None, recipes: Path | None = None) -> "Catalog":
-        """The search path; ``zoo`` and ``recipes`` are folders of the command line.
-
-        Raises:
-            ConfigError: one of them, or of ``$VASE_PATH``, is not a folder.
-        """
+        """The search path, ``zoo`` and ``recipes`` first; ConfigError if one, or a ``$VASE_PATH`` one, is no folder."""
         roots = [Path(part).expanduser() for part in os.environ.get("VASE_PATH", "").split(os.pathsep) if part]
         for root in roots:
             if not root.is_dir():
@@ -79,11 +76,7 @@ class Catalog:
         return cls(search("zoo", zoo, "zoo entries"), search("recipes", recipes, "recipes"))
 
     def files(self, kind: Kind) -> dict[str, CatalogFile]:
-        """Every name with its file, sorted by name; nothing is parsed.
-
-        Raises:
-            ConfigError: a folder cannot be listed, or has a name twice.
-        """
+        """Files by name, sorted, not parsed; ConfigError if a folder cannot be listed or has a name twice."""
         found: dict[str, CatalogFile] = {}
         for folder, source in getattr(self, kind):
             for name, path in _scan(folder).items():
@@ -94,11 +87,7 @@ class Catalog:
         return dict(sorted(found.items()))
 
     def find(self, kind: Kind, name: str) -> CatalogFile:
-        """The file of a name, or of a path that ends in ``.yaml``.
-
-        Raises:
-            ConfigError: no such name or file, with the nearest name.
-        """
+        """The file of a name, or of a ``.yaml`` path; ConfigError, with the nearest name, if there is none."""
         if name.endswith((".yaml", ".yml")):
             path = Path(name).expanduser()
             if not path.exists():
@@ -112,10 +101,7 @@ class Catalog:
     def find_model(self, name: str) -> ModelEntry:
         """The entry of a zoo name, of a folder with a ``config.json``, or of a hub id; searched in this order.
 
-        A hub id that an entry of the zoo names stands for that entry.
-
-        Raises:
-            ConfigError: it is none of them, or its file breaks a rule.
+        A hub id that an entry names stands for that entry. ConfigError if it is none of these, or a file breaks a rule.
         """
         files = self.files("zoo")
         if name in files:
@@ -134,11 +120,7 @@ class Catalog:
         raise ConfigError(f"model '{name}' is no zoo entry, folder or hub id; {did_you_mean(name, files)}")
 
     def resolve(self, recipe: str | None, overrides: Mapping[str, Any]) -> Resolved:
-        """Resolve a recipe (None: only what ``overrides`` says, a ``model`` at least), and find its model.
-
-        Raises:
-            ConfigError: from the files, or from :func:`vase_cli.config.resolve.resolve_recipe`.
-        """
+        """Resolve a recipe (None: only ``overrides``, a ``model`` at least) and find its model; or a ConfigError."""
         model = overrides.get("model")
         if model is None and recipe is None:
             raise ConfigError("no recipe and no model; name one with --recipe or --model")
@@ -146,6 +128,23 @@ class Catalog:
         written = RecipeFile(Path(str(model)).name) if file is None else load_recipe(file.path, file.name)
         entry = self.find_model(model or written.values["model"])
         return Resolved(resolve_recipe(written, entry, overrides), entry)
+
+    def recipes_that_fit(self, device: str) -> tuple[Device, list[str]]:
+        """A device by name, and the recipes whose weights, not loaded, fit it; VaseError if there is no such device."""
+        target = Device(resolve_device(check_option("device", device)))
+        most_bytes, fitting = target.available_bytes() * _SHARE_FOR_WEIGHTS, []
+        for name in self.files("recipes"):
+            try:
+                recipe, entry = self.resolve(name, {})
+            except VaseError:
+                continue  # a broken file of the user's own: `vase recipes validate` says what is wrong with it
+            dtype = recipe.dtype or "auto"
+            if dtype == "auto":
+                dtype = "float32" if target.type == "cpu" else entry.dtype
+            width = 4 if dtype == "float32" else 2  # bytes
+            if entry.parameters is not None and entry.parameters * width <= most_bytes:
+                fitting.append(name)
+        return target, fitting
 
     def notes(self, recipe: str | None, entry: ModelEntry) -> list[str]:
         """The lines to print where the file of a recipe or of a model hides a built-in one."""
@@ -162,11 +161,7 @@ def user_folder() -> Path:
 
 
 def built_in_folder(kind: Kind, package: Path = Path(__file__).parents[1]) -> Path:
-    """The built-in files: inside the package in a wheel, beside ``pyproject.toml`` in an editable checkout.
-
-    Raises:
-        ConfigError: neither is there.
-    """
+    """The built-in files: in the package of a wheel or beside a checkout's ``pyproject.toml``, or else ConfigError."""
     packaged, checkout = package / "_data" / kind, package.parent
     if packaged.is_dir():
         return packaged
@@ -190,11 +185,7 @@ def _scan(folder: Path) -> dict[str, Path]:
 
 
 def entry_from_folder(folder: Path) -> ModelEntry:
-    """An entry for a model folder that has none, from its ``config.json`` and the other JSON files that it has.
-
-    Raises:
-        ConfigError: ``config.json`` is missing or not JSON.
-    """
+    """An entry for a model folder that has none, from its JSON files; ConfigError if one is broken, or no config."""
     config = _read_json(folder / "config.json")
     if config is None:
         raise ConfigError(f"model {folder}: no config.json in it; name a folder with config.json and safetensors files")
@@ -215,13 +206,13 @@ def entry_from_folder(folder: Path) -> ModelEntry:
 
 def _completed(entry: ModelEntry) -> ModelEntry:
     """Complete an entry of a model folder from the folder's own files, where the entry's file leaves keys out."""
-    missing = [key for key in _FOLDER_KEYS if key not in entry.origins]
+    keys = ("shape", "dtype", "configured_tokens", "thinking", "sampling")
+    missing = [key for key in keys if key not in entry.origins]
     if entry.path is None or not missing or not (entry.path / "config.json").is_file():
         return entry
     own = entry_from_folder(entry.path)
     values: dict[str, Any] = {key: getattr(own, key) for key in missing}
-    origins = {key: origin for key, origin in own.origins.items() if key in missing}
-    return dataclasses.replace(entry, **values, origins=origins | dict(entry.origins))
+    return dataclasses.replace(entry, **values, origins={**own.origins, **entry.origins})
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

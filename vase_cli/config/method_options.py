@@ -1,9 +1,8 @@
 """Options of an eviction method: ``key=value`` on the command line, a mapping in a recipe, fields of a dataclass."""
 
 import dataclasses
-import types
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from vase_cli import plugins
 from vase_cli.config.yaml import COMMAND_LINE, Scalar, must_be, not_known, parse_scalar
@@ -13,16 +12,11 @@ if TYPE_CHECKING:
     from vase_cli.config.schema import Recipe
     from vase_cli.eviction.base import EvictionPolicy
 
-Options: TypeAlias = Mapping[str, Scalar]
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
 def parse_option(text: str) -> tuple[str, Scalar]:
-    """Split ``key=value`` of the command line, typed as in a file: ``alpha=0.5`` -> ("alpha", 0.5).
-
-    Raises:
-        ConfigError: no '=', or nothing before or after it.
-    """
+    """Split ``key=value``, typed as in a file: ``alpha=0.5`` -> ("alpha", 0.5); ConfigError where a part is missing."""
     key, _, value = (part.strip() for part in text.partition("="))
     if not key or not value:
         raise ConfigError(f"option '{text}': write key=value, such as n_large=256")
@@ -36,11 +30,7 @@ def option_types(method: "type[EvictionPolicy]") -> dict[str, Any]:
 
 
 def make_method(recipe: "Recipe") -> "EvictionPolicy":
-    """The recipe's method with its options; imports the method's module, and with it torch.
-
-    Raises:
-        ConfigError: an option that the method does not have, or of another type.
-    """
+    """The recipe's method, imported with torch; ConfigError for an option that it does not have, or of another type."""
     method: type[EvictionPolicy] = plugins.load("eviction", recipe.method)
     types = option_types(method)
     options: dict[str, Any] = {}
@@ -57,13 +47,10 @@ def make_method(recipe: "Recipe") -> "EvictionPolicy":
     return method(**options)
 
 
-def share_out(methods: Sequence[str], options: Options) -> tuple[dict[str, dict[str, Scalar]], list[str]]:
+def share_out(methods: Sequence[str], options: Mapping[str, Scalar]) -> tuple[dict[str, dict[str, Scalar]], list[str]]:
     """Share options among methods: those that each has, and a note on each option that some lack.
 
-    Imports the methods' modules, and with them torch.
-
-    Raises:
-        ConfigError: an option that none of them has, or no such method.
+    Imports the methods' modules, and with them torch. ConfigError for an option that none has, or no such method.
     """
     known = {name: option_types(plugins.load("eviction", name)) for name in methods}
     notes = []
@@ -79,12 +66,11 @@ def share_out(methods: Sequence[str], options: Options) -> tuple[dict[str, dict[
 
 def _coerce(annotation: Any, value: Scalar) -> Scalar:
     """Check a value against an annotation; only a whole number is converted, to ``float``."""
-    arguments = get_args(annotation)
+    kinds = get_args(annotation) or (annotation,)  # choices, or types with "|" between them
     if get_origin(annotation) is Literal:
-        if value not in arguments:
-            raise ValueError(not_known(value, [str(choice) for choice in arguments]))
+        if value not in kinds:
+            raise ValueError(not_known(value, list(map(str, kinds))))
         return value
-    kinds = arguments if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     if type(value) in kinds:
         return value
     if float in kinds and type(value) is int:

@@ -1,8 +1,8 @@
 """Read zoo entries and recipes, and merge the layers of a run."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from vase_cli import plugins
 from vase_cli.config.schema import SAMPLING_KEYS, ModelEntry, Recipe, RecipeFile, SamplingParams
@@ -16,15 +16,9 @@ RECIPE_KEYS = tuple(_RecipeValues.model_fields)
 _FULL = "method full evicts nothing and takes no budget"
 _BY_NAME = ("budgets", "dense_tokens", "method_options", "sampling")  # their mappings are merged name by name
 
-_Layer: TypeAlias = dict[str, tuple[Any, str]]  # value and origin by dotted key
-
 
 def load_entry(path: Path, name: str) -> ModelEntry:
-    """Read a zoo file; a relative ``path`` or ``thresholds`` in it is relative to the file.
-
-    Raises:
-        ConfigError: the file breaks a rule, with file, line and key.
-    """
+    """Read a zoo file; paths in it are relative to it. ConfigError, with file, line and key, if it breaks a rule."""
     document = read_document(path)
     values = check_values(_EntryValues, document.values, document.error)
     if ("hub_id" in values) == ("path" in values):
@@ -46,8 +40,7 @@ def load_entry(path: Path, name: str) -> ModelEntry:
 def load_recipe(path: Path, name: str) -> RecipeFile:
     """Read a recipe file; a ``model`` or task that starts with ``./``, ``../``, ``~`` or ``/`` is a path from there.
 
-    Raises:
-        ConfigError: the file breaks a rule, with file, line and key.
+    ConfigError, with file, line and key, if the file breaks a rule.
     """
     document = read_document(path)
     values = check_values(_RecipeValues, document.values, document.error)
@@ -61,7 +54,7 @@ def load_recipe(path: Path, name: str) -> RecipeFile:
     if values.get("method") == "full" and (budgets := {"budget", "budgets"} & values.keys()):
         raise document.error((min(budgets),), f"{_FULL}; remove the line")
     origins = {key: f"recipe {name} ({path}:{line})" for key, line in document.key_lines().items()}
-    return RecipeFile(name, path, values | ({"tasks": tasks} if tasks else {}), origins)
+    return RecipeFile(name, values | ({"tasks": tasks} if tasks else {}), origins)
 
 
 def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, Any]) -> Recipe:
@@ -69,10 +62,8 @@ def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, 
 
     ``overrides`` has recipe keys and the keys of ``sampling``; None for one that was left out. A budget for every task
     hides the budgets per task of earlier layers. Another method on the command line drops the recipe's
-    ``method_options``, and another model its ``budgets`` and ``dense_tokens``.
-
-    Raises:
-        ConfigError: a value out of range, a budget for ``full``, or a thinking mode that the model lacks.
+    ``method_options``, and another model its ``budgets`` and ``dense_tokens``. ConfigError for a value out of range, a
+    budget for ``full``, or a thinking mode that the model lacks.
     """
     options = {key: value for key, value in overrides.items() if value is not None}
     sampling = options.pop("sampling", {}) | {key: options.pop(key) for key in SAMPLING_KEYS if key in options}
@@ -89,31 +80,27 @@ def resolve_recipe(file: RecipeFile, entry: ModelEntry, overrides: Mapping[str, 
     thinks = (facts | own | changes)["think"]
     facts["sampling"] = vars(entry.sampling["thinking" if thinks else "plain"])
     entry_origin = f"zoo entry {entry.name}" if entry.source else entry.origins.get("sampling", "default")
-    merged: _Layer = {"model": (entry.name, "default")} | _layer(facts, lambda key: entry_origin)
-    for layer in (_layer(own, file.origins.__getitem__), _layer(changes, lambda key: COMMAND_LINE)):
-        merged = (_without_budgets(merged) if "budget" in layer else merged) | layer
+    layers: list[tuple[dict[str, Any], str | None]] = [(facts, entry_origin), (own, None), (changes, COMMAND_LINE)]
     if method == "full":
         if {"budget", "budgets"} & changes.keys():
             raise ConfigError(f"{_FULL}; leave --budget out, or change the method")
-        merged = _without_budgets(merged) | {"budget": (None, "method full")}
-    _check_thinking(entry, *merged["think"])
-    values: dict[str, Any] = {}
-    for key, (value, _) in merged.items():
-        section, dot, name = key.partition(".")
-        if dot:
-            values.setdefault(section, {})[name] = value
-        else:
-            values[key] = value
+        layers.append(({"budget": None}, "method full"))
+    values: dict[str, Any] = {"model": entry.name}
     origins = dict.fromkeys((key for key in RECIPE_KEYS if key not in (*_BY_NAME, "compare")), "default")
-    return Recipe(file.name, **values, origins=origins | {key: origin for key, (_, origin) in merged.items()})
+    for layer, origin in layers:
+        if "budget" in layer:  # one for every task hides those of single tasks under it
+            values.pop("budgets", None)
+            origins = {key: place for key, place in origins.items() if not key.startswith("budgets.")}
+        for key, value in layer.items():
+            values[key] = {**values.get(key, {}), **value} if key in _BY_NAME else value
+            dotted_keys = [f"{key}.{name}" for name in value] if key in _BY_NAME else [key]
+            origins |= {dotted_key: origin or file.origins[dotted_key] for dotted_key in dotted_keys}
+    _check_thinking(entry, values["think"], origins["think"])
+    return Recipe(file.name, **values, origins=origins)
 
 
 def check_option(key: str, value: Any) -> Any:
-    """A value of the command line, by the recipe's type for ``key``.
-
-    Raises:
-        ConfigError: the type refuses it; the message starts with the option as it is typed.
-    """
+    """A value of the command line by the recipe's type for ``key``; ConfigError, which names the option, if refused."""
     return check_values(_RecipeValues, {key: value}, _typed_error)[key]
 
 
@@ -122,18 +109,6 @@ def _typed_error(place: Place, message: str) -> ConfigError:
     key = dotted(place).removeprefix("sampling.")
     option = "--system" if key == "system_prompt" else f"--{key.replace('_', '-')}"
     return ConfigError(f"{option if key in (*RECIPE_KEYS, *SAMPLING_KEYS) else f'{COMMAND_LINE}: {key}'}: {message}")
-
-
-def _layer(values: Mapping[str, Any], origin: Callable[[str], str]) -> _Layer:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= {f"{key}.{name}": inner for name, inner in value.items()} if key in _BY_NAME else {key: value}
-    return {key: (value, origin(key)) for key, value in flat.items()}
-
-
-def _without_budgets(layer: _Layer) -> _Layer:
-    """Less the budgets of single tasks: one for every task hides those under it."""
-    return {key: value for key, value in layer.items() if not key.startswith("budgets.")}
 
 
 def _check_thinking(entry: ModelEntry, think: bool, where: str) -> None:

@@ -22,11 +22,7 @@ ThinkingMode = Literal["always", "switch", "never"]
 
 @record
 class SamplingParams:
-    """How a token is drawn from the logits; the filters apply in the order of the fields.
-
-    Raises:
-        ConfigError: a value out of its range.
-    """
+    """How a token is drawn from the logits, filters in the order of fields; ConfigError for a value out of range."""
 
     temperature: types.Temperature = Field(default=0.0, description="0 is greedy.")
     top_k: types.TopK = Field(default=0, description="Most likely tokens that stay; 0 switches it off.")
@@ -142,6 +138,5 @@ class RecipeFile:
     """A recipe file, checked but not resolved: ``values`` by key, ``origins`` by dotted key; empty without a file."""
 
     name: str
-    path: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)

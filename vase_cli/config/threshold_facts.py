@@ -47,11 +47,7 @@ class FitRule:
 
 
 def parse_rule(text: str) -> FitRule:
-    """Parse ``quantile:Q``, ``mad:K`` or ``share:S``.
-
-    Raises:
-        ConfigError: another rule, or an amount out of range.
-    """
+    """Parse ``quantile:Q``, ``mad:K`` or ``share:S``; ConfigError for another rule, or an amount out of range."""
     kind, colon, after = text.partition(":")
     if kind not in _RULES or not colon:
         raise ConfigError(f"rule '{text}': write quantile:0.95, mad:6 or share:0.25")
@@ -105,11 +101,7 @@ _FileValues = partial(ThresholdFacts, "lines", format=Count)
 
 
 def read_facts(path: Path) -> ThresholdFacts:
-    """The facts of a ``.thresholds.yaml`` file.
-
-    Raises:
-        ConfigError: the file breaks a rule, with file, line and key.
-    """
+    """The facts of a ``.thresholds.yaml`` file; ConfigError, with file, line and key, if it breaks a rule."""
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: thresholds are named by their facts, a file NAME{SUFFIX}; see vase calibrate")
     document = read_document(path)
@@ -122,11 +114,7 @@ def read_facts(path: Path) -> ThresholdFacts:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of thresholds: the facts, and the numbers that they name.
-
-    Raises:
-        ConfigError: the facts break a rule, or the numbers are not there.
-    """
+    """The facts and the numbers that they name; ConfigError if the facts break a rule, or the numbers are gone."""
     numbers = path.parent / read_facts(path).numbers
     if not numbers.is_file():
         raise ConfigError(f"{numbers}: no such file, and {path.name} names it; restore it")
@@ -143,10 +131,8 @@ def facts_text(facts: ThresholdFacts) -> str:
 def entry_to_write(entry: ModelEntry, folder: Path, *, built_in: bool) -> tuple[Path, ModelEntry]:
     """The zoo file that will name a model's thresholds, and its entry so far.
 
-    The user's own entry is changed in place; a model that has none, or a built-in one, gets one in ``folder``.
-
-    Raises:
-        ConfigError: another model's entry stands there.
+    The user's own entry is changed in place; a model that has none, or a built-in one, gets one in ``folder``, or a
+    ConfigError where another model's entry stands there.
     """
     if entry.source is not None and not built_in:
         return entry.source, entry
@@ -156,14 +142,11 @@ def entry_to_write(entry: ModelEntry, folder: Path, *, built_in: bool) -> tuple[
     if not path.exists():
         return path, entry
     there = load_entry(path, name)
-    if _weights_of(there) != _weights_of(entry):
+    same_folder = (there.path and there.path.resolve()) == (entry.path and entry.path.resolve())
+    if there.hub_id != entry.hub_id or not same_folder:
         hint = "rename it, or name another folder with --zoo"
         raise ConfigError(f"{path}: the entry of another model of this name; {hint}")
     return path, there
-
-
-def _weights_of(entry: ModelEntry) -> tuple[str | None, Path | None]:
-    return entry.hub_id, None if entry.path is None else entry.path.resolve()
 
 
 def entry_text(entry: ModelEntry, path: Path, thresholds: str, dense_tokens: tuple[str, float]) -> str:
@@ -179,19 +162,14 @@ def entry_text(entry: ModelEntry, path: Path, thresholds: str, dense_tokens: tup
         lengths = {**entry.dense_tokens, task: round(length, 1)}
         replaced["dense_tokens"] = f"{{{', '.join(f'{name}: {mean}' for name, mean in lengths.items())}}}"
     replaced["thresholds"] = _written(thresholds)
+    kept = [] if entry.hub_id is None else [f"hub_id: {_written(entry.hub_id)}"]
     if entry.source is not None:
         kept = _lines_without(read_document(entry.source), replaced)
-    else:
-        kept = [] if entry.hub_id is None else [f"hub_id: {_written(entry.hub_id)}"]
     return "\n".join([*kept, *(f"{key}: {value}" for key, value in replaced.items())]) + "\n"
 
 
 def write_entry(path: Path, text: str) -> None:
-    """Write a zoo file in one step, after a trial load.
-
-    Raises:
-        ConfigError: it does not load, or cannot be written.
-    """
+    """Write a zoo file in one step, after a trial load; ConfigError if it does not load, or cannot be written."""
     trial = path.with_name(f".{path.name}")
     try:
         with file_access("write", path, ConfigError):

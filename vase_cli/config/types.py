@@ -59,11 +59,7 @@ def partial(of: type, *without: str, **changes: Any) -> type[BaseModel]:
 def check_values(
     model: type[BaseModel], values: Mapping[str, Any], error: Callable[[Place, str], ConfigError]
 ) -> dict[str, Any]:
-    """Convert ``values`` to the types of a :func:`partial` model.
-
-    Raises:
-        ConfigError: from ``error``, which makes it of the place and the message of a value that is refused.
-    """
+    """Convert ``values`` to a :func:`partial` model's types, or raise the ``error`` of a place and its message."""
     try:
         return _set_values(model.model_validate(values))
     except ValidationError as refusal:

@@ -63,10 +63,8 @@ def _named(place: Place, message: str) -> str:
 def read_document(path: Path) -> Document:
     """The mapping that is the whole of a YAML file, its scalars not converted.
 
-    Anchors, tags, merge keys, several documents, duplicate keys and empty values are refused.
-
-    Raises:
-        ConfigError: the file cannot be read, is not UTF-8, not YAML, or not one plain mapping.
+    Anchors, tags, merge keys, several documents, duplicate keys and empty values are refused: ConfigError, as for a
+    file that cannot be read, is not UTF-8, not YAML, or not one mapping.
     """
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; name a YAML file in it")
