@@ -21,17 +21,11 @@ Pieces = Callable[[Sequence[int]], list[str]]
 Tensors = Mapping[str, Tensor]
 
 
-def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[dict[str, Any], Tensor | None]:
-    """Look the largest tokens up in the texts.
+def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Look the largest tokens up in the finished texts; ``pieces`` gives the text of each of some token ids.
 
-    Args:
-        state: the finished texts and what was measured of them.
-        tensors: those of calibration.safetensors.
-        pieces: the text of each of some token ids.
-
-    Returns:
-        Keys of calibration.json about the texts, "lengths" of the measured ones, and their tokens; and the ranges of
-        the example, (heads, T) float32, None without one.
+    Returns keys of calibration.json about the texts, "lengths" of the measured ones, and their tokens; and for
+    calibration.safetensors "example.range", (heads, T) float32, if there is an example.
     """
     places = defaultdict(list)
     for layer, head, rank in (tensors["top.text"] >= 0).nonzero().tolist():
@@ -41,7 +35,7 @@ def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[
     lengths: list[int] = []
     ends: Counter[str] = Counter()
     number, ranges = state.statistics.example() or (None, None)
-    example, example_ranges = None, None
+    example, example_tensors = None, {}
     for text in state.texts():
         ends[text.finish_reason] += 1
         if text.finish_reason == "error":
@@ -50,7 +44,7 @@ def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[
         counts.update(text.all_token_ids[:-1])  # the last token is never fed back, so it has no value state
         outliers += [_outlier(text, place, tensors) for place in places[text.index]]
         if ranges is not None and number == text.index:
-            example, example_ranges = _example(text, ranges, tensors, pieces)
+            example, example_tensors["example.range"] = _example(text, ranges, tensors, pieces)
     # By falling ratio; a head without a median comes last.
     outliers.sort(key=lambda outlier: (-(outlier["ratio"] or 0.0), *map(outlier.get, _ORDER)))
     facts = {
@@ -69,7 +63,7 @@ def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[
         "outlier_tokens": _by_token(outliers, counts, pieces),
         "example": example,
     }
-    return facts, example_ranges
+    return facts, example_tensors
 
 
 def _outlier(text: Text, place: tuple[int, int, int], tensors: Tensors) -> dict[str, Any]:
