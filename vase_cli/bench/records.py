@@ -146,7 +146,6 @@ class Bench:
         return figures | {"peak_bytes": plan.device.peak_bytes(), "cache_bytes": engine.cache.shape.bytes}
 
     def _over_text(self, cell: Cell, engine: Engine, at_end: Mapping[str, Any]) -> float:
-        """Measure tokens a second over the whole text."""
         means_ms, cut_at = [], engine.settings.cut_at
         for share in _TEXT_SHARES:
             point = min(int((cell.text or 0) * share), cell.context)

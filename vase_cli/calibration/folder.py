@@ -67,10 +67,8 @@ def read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], d
 class CalibrationState:
     """Progress of a calibration, in a folder that this process holds.
 
-    Attributes:
-        finished: ids of the finished texts; the texts themselves stay on the disk.
-        statistics: measurements of these texts.
-        slots: rows of the engine, which a resumed run keeps; 0 in a new folder.
+    ``finished`` are the ids of the finished texts, which stay on the disk themselves; ``statistics`` what is measured
+    of them; ``slots`` the rows of the engine, which a resumed run keeps; 0 in a new folder.
     """
 
     def __init__(self, folder: Path, statistics: ValueStatistics, config_hash: str) -> None:
@@ -108,7 +106,6 @@ class CalibrationState:
     def write_texts(self) -> None:
         """Rewrite texts.jsonl: only the texts that count, in the order of their problems."""
         lines = sorted((text.index, line_of(dict(text))) for text in self.texts())
-        if len(lines) < len(self.finished):
-            missing = f"{len(self.finished)} texts are measured and {len(lines)} are there"
-            raise DataError(f"{self._texts}: {missing}; {_AGAIN}")
+        if len(lines) < (measured := len(self.finished)):
+            raise DataError(f"{self._texts}: {measured} texts are measured and {len(lines)} are there; {_AGAIN}")
         write_file(self._texts, b"".join(line for _, line in lines))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.types import Device
 
 from vase_cli.errors import DataError, ModelError
 
@@ -31,13 +32,7 @@ class TokenSample:
     """
 
     def __init__(
-        self,
-        metrics: Sequence[str],
-        layers: int,
-        heads: int,
-        *,
-        device: torch.device | str = "cpu",
-        size: int = SAMPLE_TOKENS,
+        self, metrics: Sequence[str], layers: int, heads: int, *, device: Device = "cpu", size: int = SAMPLE_TOKENS
     ) -> None:
         self.metrics, self.size, self.count = tuple(metrics), size, 0
         self.maxima = torch.full((len(self.metrics), layers, heads), -math.inf, device=device)

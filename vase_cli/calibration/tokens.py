@@ -1,8 +1,9 @@
 """The tokens behind a calibration's figures: outliers, what stands around them, and one whole text of T tokens."""
 
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ _MOST_OUTLIERS = 64
 _MOST_TOKENS = 32
 _CONTEXT = 8
 _EXAMPLE_HEADS = 3
-_ORDER = ("layer", "head", "problem", "position")  # of outliers of one ratio
 
 Pieces = Callable[[Sequence[int]], list[str]]
 Tensors = Mapping[str, Tensor]
@@ -27,9 +27,6 @@ def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[
     Returns keys of calibration.json about the texts, "lengths" of the measured ones, and their tokens; and for
     calibration.safetensors "example.range", (heads, T) float32, if there is an example.
     """
-    places = defaultdict(list)
-    for layer, head, rank in (tensors["top.text"] >= 0).nonzero().tolist():
-        places[int(tensors["top.text"][layer, head, rank])].append((layer, head, rank))
     outliers: list[dict[str, Any]] = []
     counts: Counter[int] = Counter()
     lengths: list[int] = []
@@ -42,11 +39,12 @@ def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[
             continue
         lengths.append(len(text.all_token_ids))
         counts.update(text.all_token_ids[:-1])  # the last token is never fed back, so it has no value state
-        outliers += [_outlier(text, place, tensors) for place in places[text.index]]
+        places = (tensors["top.text"] == text.index).nonzero().tolist()
+        outliers += [_outlier(text, tuple(place), tensors) for place in places]
         if ranges is not None and number == text.index:
             example, example_tensors["example.range"] = _example(text, ranges, tensors, pieces)
-    # By falling ratio; a head without a median comes last.
-    outliers.sort(key=lambda outlier: (-(outlier["ratio"] or 0.0), *map(outlier.get, _ORDER)))
+    outliers.sort(key=itemgetter("layer", "head", "problem", "position"))
+    outliers.sort(key=lambda outlier: outlier["ratio"] or 0.0, reverse=True)  # a head without a median comes last
     facts = {
         "texts": len(lengths),
         "truncated": ends["length"],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.types import Device
 
 from vase_cli.calibration.quantiles import NOT_ITS_STATE, SAMPLE_TOKENS, TokenSample
 from vase_cli.errors import DataError, ModelError
@@ -56,13 +57,7 @@ class ValueStatistics:
     """
 
     def __init__(
-        self,
-        layers: int,
-        heads: int,
-        device: torch.device | str = "cpu",
-        *,
-        size: int = SAMPLE_TOKENS,
-        chunk_elements: int = 2**24,
+        self, layers: int, heads: int, device: Device = "cpu", *, size: int = SAMPLE_TOKENS, chunk_elements: int = 2**24
     ) -> None:
         self.samples = {segment: TokenSample(METRICS, layers, heads, device=device, size=size) for segment in SEGMENTS}
         self._device, self._chunk_elements = device, chunk_elements
