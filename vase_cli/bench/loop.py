@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -18,8 +18,7 @@ from vase_cli.errors import RunError
 _PREFILLS = 3
 
 
-@dataclass(frozen=True)
-class LoopTimes:
+class LoopTimes(NamedTuple):
     """A measured decode loop."""
 
     step_ms: list[float]  # each step, its cuts included

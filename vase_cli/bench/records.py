@@ -132,7 +132,8 @@ class Bench:
         }
 
     def _run(self, cell: Cell, slots: int, prefill_tokens: int) -> dict[str, Any]:
-        plan, (compiled, self.decoding) = cell.factory.plan, cell.factory.decode_path(self.steps.total)
+        plan = cell.factory.plan
+        compiled, self.decoding = cell.factory.decode_path(self.steps.total)
         plan.device.reset_peak()
         engine = cell.factory.engine(
             cell.limits, max_num_seqs=slots, longest_prompt_tokens=cell.context, compiled=compiled, timed=True

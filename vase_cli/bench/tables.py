@@ -62,7 +62,7 @@ def bench_tables(records: Sequence[Record], summary: Record) -> list[Table]:
 
 
 def _table(columns: Columns, records: Sequence[Record], title: str, note: str, status_in: str = "") -> Table:
-    """One row a record; where a cell failed, its status stands in the column of one key."""
+    """One row a record; where a cell failed, its status stands in the column of the key ``status_in``."""
     rows = []
     for record in records:
         failed = "" if record["status"] == "ok" else status_in

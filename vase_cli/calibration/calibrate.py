@@ -8,9 +8,8 @@ several rows a value's last bits may depend on the row that held it. On value st
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,8 +43,7 @@ _SECONDS_BETWEEN_SAVES = 20.0
 _SAVING_SHARE = 0.05
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(NamedTuple):
     """A finished calibration: its folder, calibration.json, and calibration.safetensors, on the CPU."""
 
     path: Path
@@ -60,7 +58,7 @@ def calibrate(
 
     On Ctrl-C and on a VaseError all finished texts are kept whole; the same call goes on from there. Another rule, or
     the same call again, measures nothing anew. The factory's method is ``full``, ``root`` the folder of all
-    calibrations; the others are as for :func:`vase_cli.evaluation.evaluate.evaluate`.
+    calibrations; ``task``, ``command`` and ``progress`` are as for :func:`vase_cli.evaluation.evaluate.evaluate`.
     """
     plan = factory.plan
     if plan.policy.evicts:

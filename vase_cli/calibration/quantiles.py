@@ -27,8 +27,7 @@ _FIRST_ROOM = 1024
 class TokenSample:
     """A sample of the ``count`` tokens of one kind that were seen, at most ``size`` of them.
 
-    ``metrics`` names the M statistics; ``maxima`` are the exact ones, (M, L, H) float32 on the device, ``-inf`` before
-    the first token.
+    ``metrics`` names the M statistics; ``maxima``, (M, L, H) float32 on the device, are exact; ``-inf`` if empty.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[
         outliers += [_outlier(text, tuple(place), tensors) for place in places]
         if ranges is not None and number == text.index:
             example, example_tensors["example.range"] = _example(text, ranges, tensors, pieces)
-    outliers.sort(key=itemgetter("layer", "head", "problem", "position"))
+    outliers.sort(key=itemgetter("layer", "head", "problem", "position"))  # which of equal ratios comes first
     outliers.sort(key=lambda outlier: outlier["ratio"] or 0.0, reverse=True)  # a head without a median comes last
     facts = {
         "texts": len(lengths),
