@@ -46,9 +46,9 @@ class RunError(VaseError):
 
 
 @contextlib.contextmanager
-def quiet_hub_client() -> Iterator[None]:
-    """Silence the hub client's warnings on every retry of a connection that is down: our own message says it once."""
-    log = logging.getLogger("huggingface_hub")
+def quiet_log(library: str) -> Iterator[None]:
+    """Silence a library's warnings where our own message says it once, or nothing is wrong."""
+    log = logging.getLogger(library)
     level = log.level
     log.setLevel(logging.ERROR)
     try:

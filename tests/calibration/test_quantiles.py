@@ -124,7 +124,6 @@ def test_a_value_that_is_not_finite_is_named_and_nothing_is_taken(bad: float):
 
 def test_nothing_measured_is_zero():
     sample = TokenSample(("range",), 1, 2)
-    sample.update(keys_of(0, 0), torch.empty((1, 1, 0, 2)))
     assert sample.count == 0
     assert sample.quantiles((0.5,)).tolist() == [[[[0.0], [0.0]]]]
     assert sample.largest().tolist() == [[[0.0, 0.0]]]

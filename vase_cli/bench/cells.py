@@ -58,14 +58,11 @@ def make_steps(window: int, warm_up: int | None, measured: int | None) -> Steps:
 def make_cell(factory: EngineFactory, slots: int | str, length: int, steps: Steps, *, of_text: bool = False) -> Cell:
     """Make a cell whose steps begin at ``length`` tokens of text or, ``of_text``, end there with the slots that fit.
 
-    A ratio as budget is a share of ``length``.
-
-    Raises:
-        ConfigError: a text too short for a cut, too long for the model, or a budget that cannot work.
+    A ratio as budget is a share of ``length``. ConfigError for a text too short for a cut or too long for the model,
+    or a budget that cannot work.
     """
     plan, context = factory.plan, length - steps.total if of_text else length
-    limit = context + steps.total
-    configured = plan.facts.max_tokens
+    limit, configured = context + steps.total, plan.facts.max_tokens
     if configured is not None and limit > configured:
         most = f"{plan.entry.name} is configured for {configured:,}; give a shorter --context or --text"
         raise ConfigError(f"a text of {limit:,} tokens, steps included: {most}")

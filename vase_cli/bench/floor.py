@@ -22,7 +22,7 @@ def count_reads(cached_tokens: Sequence[int], budget: int | None, window: int, s
         for step in range(steps.warm_up + steps.measured):
             measured = step >= steps.warm_up
             tokens += 1
-            read += tokens if measured else 0
+            read += tokens * measured
             if budget is not None and tokens == budget + window:
                 tokens = budget
                 cuts += measured

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -18,8 +18,7 @@ from vase_cli.errors import RunError
 _PREFILLS = 3
 
 
-@dataclass(frozen=True)
-class LoopTimes:
+class LoopTimes(NamedTuple):
     """A measured decode loop."""
 
     step_ms: list[float]  # each step, its cuts included
@@ -37,15 +36,13 @@ def run_loop(engine: Engine, context: int, cached_tokens: Sequence[int], steps: 
     """Decode with all rows busy and time the steps after the warm-up; the rows are free again after it.
 
     The engine must be idle, and timed; all rows have ``context`` tokens of text and ``cached_tokens`` cached ones.
-
-    Raises:
-        torch.OutOfMemoryError: the engine had to shrink. RunError: a row ended.
+    torch.OutOfMemoryError if the engine had to shrink, RunError if a row ended.
     """
     timer = engine.timer
     timer.clear()
     names = [f"row {row}" for row in range(len(cached_tokens))]
     engine.occupy([Request(name, (1,) * context, name, ignore_eos=True) for name in names], cached_tokens)
-    done, started, ended, notices = 0, 0.0, 0.0, []
+    done, started, notices = 0, 0.0, []
     with contextlib.ExitStack() as after, contextlib.closing(engine.stream(())) as events:
         gc.disable()  # a collection takes tenths of a second to go through all objects
         after.callback(gc.enable)
@@ -60,10 +57,10 @@ def run_loop(engine: Engine, context: int, cached_tokens: Sequence[int], steps: 
             if done == steps.warm_up and not started:
                 started = time.perf_counter()
             if done == steps.warm_up + steps.measured:
-                ended = time.perf_counter()
                 break
+        loop_ms = 1000.0 * (time.perf_counter() - started)
     measured = slice(steps.warm_up, steps.warm_up + steps.measured)
-    return LoopTimes(timer.step_ms()[measured], timer.cut_ms()[measured], 1000.0 * (ended - started), notices)
+    return LoopTimes(timer.step_ms()[measured], timer.cut_ms()[measured], loop_ms, notices)
 
 
 def prefill_speed(engine: Engine, prompt: tuple[int, ...]) -> float:

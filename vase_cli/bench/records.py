@@ -9,6 +9,7 @@ import gc
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ _TEXT_SHARES = (1 / 8, 3 / 8, 5 / 8, 7 / 8)
 """Middles of four quarters: the mean step over a text is the mean of the steps there."""
 
 OUT_OF_MEMORY = "out of memory"
-
 _MEASURED = (
     "step_ms_median", "step_ms_p95", "step_ms_mean", "tokens_per_s", "floor_ms", "ratio", "ratio_median", "cut_share",
     "cuts", "held_tokens", "weights_step_bytes", "kv_step_bytes", "prefill_tokens_per_s", "peak_bytes", "planned_bytes",
@@ -43,9 +43,8 @@ _SUMMARIZED = (
 class Bench:
     """Measures cells one after the other, each with an engine of its own that is gone before the next.
 
-    Attributes:
-        bandwidth: bytes read and written in a second by a copy.
-        decoding: what decode steps run through, known once a cell has run.
+    ``bandwidth`` is bytes read and written in a second by a copy; ``decoding``, what decode steps run through, is known
+    once a cell has run.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Bench:
         self.steps, self.decoding, self.bandwidth = steps, "", copy_bandwidth(device)
         self._prefill_tokens, self._memory_bytes = prefill_tokens, memory_bytes
         self._full: dict[int | None, dict[str, Any]] = {}  # the records of ``full`` by text
-        _give_back(device)
+        torch.cuda.empty_cache()  # does nothing where CUDA is not in use
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         """Make the record of a cell; :data:`OUT_OF_MEMORY` is a result as well.
@@ -71,15 +70,11 @@ class Bench:
         VaseError for a model that cannot be loaded, or a row that failed.
         """
         record = self._heading(cell)
-        planned = [(cell.limits, max(1, record["prefill_tokens"]))]
-        memory = self._memory_bytes
+        needed = [(cell.limits, max(1, record["prefill_tokens"]))]
+        memory = partial(cell.factory.memory, needed, _NO_LIMIT, available_bytes=self._memory_bytes)
         try:
-            fit = cell.factory.memory(
-                planned, _NO_LIMIT, "auto", most_num_seqs=_NO_LIMIT, available_bytes=memory
-            ).max_num_seqs
-            record["slots_fit"] = fit
-            slots = cell.slots if cell.text is None else fit
-            plan = cell.factory.memory(planned, _NO_LIMIT, slots, available_bytes=memory)
+            record["slots_fit"] = memory("auto", most_num_seqs=_NO_LIMIT).max_num_seqs
+            plan = memory(cell.slots if cell.text is None else record["slots_fit"])
         except ConfigError as error:
             return record | {"error": str(error)}
         record |= {"slots": plan.max_num_seqs, "planned_bytes": plan.total_bytes}
@@ -90,7 +85,7 @@ class Bench:
                 raise
             record["error"] = " ".join(str(error).split()) or OUT_OF_MEMORY
         gc.collect()  # outside of the handler, whose traceback keeps tensors alive
-        _give_back(cell.factory.plan.device.torch)
+        torch.cuda.empty_cache()
         if cell.limits.budget_tokens is None and cell.text is not None:
             self._full[cell.text] = record
         full = self._full.get(cell.text)
@@ -137,15 +132,11 @@ class Bench:
         }
 
     def _run(self, cell: Cell, slots: int, prefill_tokens: int) -> dict[str, Any]:
-        plan, decode_path = cell.factory.plan, cell.factory.decode_path(self.steps.total)
-        self.decoding = decode_path.message
+        plan = cell.factory.plan
+        compiled, self.decoding = cell.factory.decode_path(self.steps.total)
         plan.device.reset_peak()
         engine = cell.factory.engine(
-            cell.limits,
-            max_num_seqs=slots,
-            longest_prompt_tokens=cell.context,
-            compiled=decode_path.compiled,
-            timed=True,
+            cell.limits, max_num_seqs=slots, longest_prompt_tokens=cell.context, compiled=compiled, timed=True
         )
         figures = self._measure_rows(cell, engine, cell.context)
         if cell.text is not None:
@@ -156,7 +147,6 @@ class Bench:
         return figures | {"peak_bytes": plan.device.peak_bytes(), "cache_bytes": engine.cache.shape.bytes}
 
     def _over_text(self, cell: Cell, engine: Engine, at_end: Mapping[str, Any]) -> float:
-        """Measure tokens a second over the whole text."""
         means_ms, cut_at = [], engine.settings.cut_at
         for share in _TEXT_SHARES:
             point = min(int((cell.text or 0) * share), cell.context)
@@ -167,13 +157,12 @@ class Bench:
     def _measure_rows(self, cell: Cell, engine: Engine, context: int) -> dict[str, Any]:
         """Measure steps that begin at ``context`` tokens of text."""
         plan, slots, budget = cell.factory.plan, engine.settings.max_num_seqs, cell.limits.budget_tokens
-        window = plan.recipe.window
+        window, shape = plan.recipe.window, engine.cache.shape
         spread = [context] * slots if budget is None else staggered(budget, window, slots)
         cached_tokens = [min(tokens, context) for tokens in spread]
         times = run_loop(engine, context, cached_tokens, self.steps)
         held_tokens, cuts = count_reads(cached_tokens, budget, window, self.steps)
-        shape = engine.cache.shape
-        weights_bytes = weights_read(cell.factory.plan, slots)
+        weights_bytes = weights_read(plan, slots)
         kv_bytes = round(held_tokens * slots * (shape.kv_bytes // (shape.max_num_seqs * shape.tokens)))
         return {
             **step_figures(times, slots, weights_bytes + kv_bytes, self.bandwidth),
@@ -202,8 +191,3 @@ def _is_shortage(error: Exception) -> bool:
         return str(error).startswith(OUT_OF_MEMORY)
     of_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # it has no type of its own
     return of_cpu or isinstance(error, torch.OutOfMemoryError | MemoryError)
-
-
-def _give_back(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from vase_cli.reports.numbers import number, percent, rate, size
 from vase_cli.reports.tables import Table
 
+Record: TypeAlias = Mapping[str, Any]
 # By heading: a key of the record, and the format of its value.
 Columns: TypeAlias = dict[str, tuple[str, Callable[[Any], str]]]
 
@@ -50,25 +51,20 @@ _TEXT_NOTE = (
 )
 
 
-def bench_tables(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> list[Table]:
+def bench_tables(records: Sequence[Record], summary: Record) -> list[Table]:
     """Lay out a benchmark of whole texts in one table, any other in two: speed and memory."""
     weights = ", random weights" if summary["random_weights"] else ""
     title = f"{summary['model']}{weights}, {summary['dtype']}, {summary['attention']}, {summary['device']}"
     if records[0]["kind"] == "text":
-        return [_table(TEXT, records, title, _TEXT_NOTE, status_in="tokens/s")]
-    speed = _table(SPEED, records, title, _SPEED_NOTE, status_in="step ms")
+        return [_table(TEXT, records, title, _TEXT_NOTE, "tokens_per_s")]
+    speed = _table(SPEED, records, title, _SPEED_NOTE, "step_ms_median")
     return [speed, _table(MEMORY, records, title, _MEMORY_NOTE)]
 
 
-def _table(
-    columns: Columns, records: Sequence[Mapping[str, Any]], title: str, note: str, status_in: str | None = None
-) -> Table:
-    """One row a record; where a cell failed, its status stands in one of the columns."""
-    rows = [
-        [
-            record["status"] if heading == status_in and record["status"] != "ok" else write(record[key])
-            for heading, (key, write) in columns.items()
-        ]
-        for record in records
-    ]
+def _table(columns: Columns, records: Sequence[Record], title: str, note: str, status_in: str = "") -> Table:
+    """One row a record; where a cell failed, its status stands in the column of the key ``status_in``."""
+    rows = []
+    for record in records:
+        failed = "" if record["status"] == "ok" else status_in
+        rows.append([record["status"] if key == failed else write(record[key]) for key, write in columns.values()])
     return Table(list(columns), rows, title, [note])

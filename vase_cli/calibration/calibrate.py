@@ -8,9 +8,8 @@ several rows a value's last bits may depend on the row that held it. On value st
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,8 +43,7 @@ _SECONDS_BETWEEN_SAVES = 20.0
 _SAVING_SHARE = 0.05
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(NamedTuple):
     """A finished calibration: its folder, calibration.json, and calibration.safetensors, on the CPU."""
 
     path: Path
@@ -59,14 +57,8 @@ def calibrate(
     """Generate one text for each problem, measure it, and fit thresholds.
 
     On Ctrl-C and on a VaseError all finished texts are kept whole; the same call goes on from there. Another rule, or
-    the same call again, measures nothing anew.
-
-    Args:
-        factory: makes the engine; its method is ``full``.
-        task: the problems, from :func:`vase_cli.evaluation.evaluate.prepare`.
-        root: the folder of all calibrations.
-        rule: how thresholds are fitted.
-        command, progress: as for :func:`vase_cli.evaluation.evaluate.evaluate`.
+    the same call again, measures nothing anew. The factory's method is ``full``, ``root`` the folder of all
+    calibrations; ``task``, ``command`` and ``progress`` are as for :func:`vase_cli.evaluation.evaluate.evaluate`.
     """
     plan = factory.plan
     if plan.policy.evicts:
@@ -94,15 +86,8 @@ def calibrate(
 def write_to_zoo(calibration: Calibration, entry: ModelEntry, folder: Path, *, built_in: bool) -> tuple[Path, Path]:
     """Write the thresholds beside the model's zoo entry, and their name into it.
 
-    Args:
-        folder: where an entry goes that is not the user's own yet.
-        built_in: the entry comes with the product, and stays as it is.
-
-    Returns:
-        The zoo file and the file of the thresholds' facts.
-
-    Raises:
-        ConfigError, RunError: they cannot be written.
+    An entry goes into ``folder`` if it is not the user's own yet; one that is ``built_in`` stays as it is. Returns the
+    zoo file and the file of the thresholds' facts; ConfigError or RunError if they cannot be written.
     """
     facts = calibration.facts
     path, entry = entry_to_write(entry, folder, built_in=built_in)
@@ -146,9 +131,9 @@ def _measure(factory: EngineFactory, task: EvalTask, state: CalibrationState, pr
                     progress.note(f"warning: not measured: {event.error}")
                     recorder.append(event)
                 progress.sample(None)
-                recorder.save_if_due()
+                recorder.save()
     finally:
-        recorder.save()
+        recorder.save(at_once=True)
 
 
 class _Recorder:
@@ -157,8 +142,7 @@ class _Recorder:
     def __init__(self, state: CalibrationState, seed: int, problem_ids: Mapping[str, str]) -> None:
         self._state, self._seed, self._problem_ids = state, seed, problem_ids
         self._numbers = {name: number for number, name in enumerate(problem_ids)}
-        self._whole, self._saved = True, len(state.finished)
-        self._saved_at, self._saving_s = time.monotonic(), 0.0
+        self._unsaved, self._saved_at, self._saving_s = False, time.monotonic(), 0.0
 
     @torch.inference_mode()
     def measure(self, row: FinishedRow) -> None:
@@ -166,7 +150,7 @@ class _Recorder:
         completion, request = row.completion, row.completion.request
         key = stream_key(self._seed, request.problem_id, request.sample, "calibration")
         number, prompt_tokens = self._numbers[request.id], len(request.prompt_token_ids)
-        self._whole = False
+        self._unsaved = False
         try:
             self._state.statistics.add(number, key, prompt_tokens, row.values, whole=completion.finish_reason == "stop")
         except ModelError as error:
@@ -175,7 +159,6 @@ class _Recorder:
             shortage = "out of memory while its values are measured: take fewer --slots"
             raise ModelError(f"{request.id}: {shortage}") from error
         self.append(completion)
-        self._whole = True
 
     def append(self, completion: Completion) -> None:
         request = completion.request
@@ -188,17 +171,15 @@ class _Recorder:
             finish_reason=completion.finish_reason,
         )
         self._state.append(text)
+        self._unsaved = True
 
-    def save_if_due(self) -> None:
-        """Save now and then, so that saving takes a small share of the time."""
-        if time.monotonic() - self._saved_at >= max(_SECONDS_BETWEEN_SAVES, self._saving_s / _SAVING_SHARE):
-            self.save()
-
-    def save(self) -> None:
-        if self._whole and self._saved != len(self._state.finished):
-            started = time.monotonic()
+    def save(self, *, at_once: bool = False) -> None:
+        """Save what is new at once or now and then, so that saving takes a small share of the time."""
+        started = time.monotonic()
+        due = started - self._saved_at >= max(_SECONDS_BETWEEN_SAVES, self._saving_s / _SAVING_SHARE)
+        if self._unsaved and (at_once or due):
             self._state.save()
-            self._saved, self._saved_at = len(self._state.finished), time.monotonic()
+            self._unsaved, self._saved_at = False, time.monotonic()
             self._saving_s = self._saved_at - started
 
 
@@ -214,9 +195,7 @@ def _fit(factory: EngineFactory, task: EvalTask, state: CalibrationState, folder
     tensors["over"] = share_over(rest, tensors["thresholds"])
     tensors["first.mean_range"] = statistics.mean_first_ranges()
     tensors["top.range"], tensors["top.text"], tensors["top.position"] = statistics.largest()
-    examined, example_ranges = examine(state, tensors, factory.tokenizer.pieces)
-    if example_ranges is not None:
-        tensors["example.range"] = example_ranges
+    examined, example = examine(state, tensors, factory.tokenizer.pieces)
     facts = {
         "format": FORMAT,
         "name": folder.name,
@@ -242,4 +221,4 @@ def _fit(factory: EngineFactory, task: EvalTask, state: CalibrationState, folder
         **examined,
         "lengths": {task.task.name: examined["lengths"]},
     }
-    return Calibration(folder, facts, {name: tensor.contiguous() for name, tensor in tensors.items()})
+    return Calibration(folder, facts, tensors | example)

@@ -15,7 +15,7 @@ A text's line is written before a state that counts it, and a line that no state
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -50,19 +50,10 @@ class Text(Record):
         return self.prompt_token_ids + self.token_ids
 
 
-class StoredCalibration(NamedTuple):
-    """calibration.json, the tensors beside it, and validation.json (None where there is none)."""
+def read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]:
+    """Read a finished calibration: calibration.json, the tensors beside it, and validation.json or None.
 
-    facts: dict[str, Any]
-    tensors: dict[str, Tensor]
-    validation: dict[str, Any] | None
-
-
-def read_calibration(folder: Path) -> StoredCalibration:
-    """Read the files of a finished calibration.
-
-    ConfigError for a folder without a finished calibration, DataError for a file that is missing, cut or of another
-    format.
+    ConfigError for a folder without one, DataError for a file that is missing, cut or of another format.
     """
     if not (folder / FACTS_FILE).is_file():
         raise ConfigError(f"{folder}: no {FACTS_FILE} in it; name the folder of a finished calibration")
@@ -70,55 +61,51 @@ def read_calibration(folder: Path) -> StoredCalibration:
     tensors, _ = load_tensors(folder / NUMBERS_FILE)
     validation = folder / VALIDATION_FILE
     validated = read_document(validation, FORMAT, "calibrate again") if validation.is_file() else None
-    return StoredCalibration(facts, tensors, validated)
+    return facts, tensors, validated
 
 
 class CalibrationState:
     """Progress of a calibration, in a folder that this process holds.
 
-    Attributes:
-        finished: ids of the finished texts; the texts themselves stay on the disk.
-        statistics: measurements of these texts.
-        slots: rows of the engine, which a resumed run keeps; 0 in a new folder.
+    ``finished`` are the ids of the finished texts, which stay on the disk themselves; ``statistics`` what is measured
+    of them; ``slots`` the rows of the engine, which a resumed run keeps; 0 in a new folder.
     """
 
     def __init__(self, folder: Path, statistics: ValueStatistics, config_hash: str) -> None:
         """Go on from the folder's state; DataError if it or a text is missing, cut, or of another calibration."""
         self.finished: list[str] = []
         self.statistics, self.slots = statistics, 0
-        self._folder, self._config_hash = folder, config_hash
-        if (path := folder / STATE_FILE).exists():
-            tensors, facts = load_tensors(path)
+        self._state, self._texts, self._config_hash = folder / STATE_FILE, folder / TEXTS_FILE, config_hash
+        if self._state.exists():
+            tensors, facts = load_tensors(self._state)
             if facts.get("config_hash") != config_hash:
-                raise DataError(f"{path}: the state of another calibration; {_AGAIN}")
-            statistics.restore(path, tensors)
+                raise DataError(f"{self._state}: the state of another calibration; {_AGAIN}")
+            statistics.restore(self._state, tensors)
             self.finished, self.slots = json.loads(facts["texts"]), int(facts["slots"])
         self.write_texts()
 
     def append(self, text: Text) -> None:
         """Store a finished text, which counts with the next :meth:`save`; RunError if the disk or folder fails."""
-        path = self._folder / TEXTS_FILE
-        with file_access("write", path, RunError), path.open("ab") as file:
+        with file_access("write", self._texts, RunError), self._texts.open("ab") as file:
             file.write(line_of(dict(text)))
         self.finished.append(text.id)
 
     def save(self) -> None:
         """Count all texts so far; a kill from here on loses none of them."""
         facts = {"config_hash": self._config_hash, "slots": str(self.slots), "texts": json.dumps(self.finished)}
-        write_file(self._folder / STATE_FILE, tensor_bytes(self.statistics.state(), facts))
+        write_file(self._state, tensor_bytes(self.statistics.state(), facts))
 
     def texts(self) -> Iterator[Text]:
         """The finished texts, one at a time."""
         counted = set(self.finished)
-        for _, text in read_lines(self._folder / TEXTS_FILE, Text, _AGAIN):
+        for _, text in read_lines(self._texts, Text, _AGAIN):
             if text is not None and text.id in counted:
                 counted.remove(text.id)
                 yield text
 
     def write_texts(self) -> None:
         """Rewrite texts.jsonl: only the texts that count, in the order of their problems."""
-        path = self._folder / TEXTS_FILE
         lines = sorted((text.index, line_of(dict(text))) for text in self.texts())
-        if len(lines) < len(self.finished):
-            raise DataError(f"{path}: {len(self.finished)} texts are measured and {len(lines)} are there; {_AGAIN}")
-        write_file(path, b"".join(line for _, line in lines))
+        if len(lines) < (measured := len(self.finished)):
+            raise DataError(f"{self._texts}: {measured} texts are measured and {len(lines)} are there; {_AGAIN}")
+        write_file(self._texts, b"".join(line for _, line in lines))

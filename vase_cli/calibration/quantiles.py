@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.types import Device
 
 from vase_cli.errors import DataError, ModelError
 
@@ -24,27 +25,15 @@ _FIRST_ROOM = 1024
 
 
 class TokenSample:
-    """A sample of the tokens of one kind.
+    """A sample of the ``count`` tokens of one kind that were seen, at most ``size`` of them.
 
-    Attributes:
-        metrics: names of the M statistics.
-        size: most tokens in the sample.
-        count: tokens seen.
-        maxima: (M, L, H) float32 on the device, the exact maxima; ``-inf`` before the first token.
+    ``metrics`` names the M statistics; ``maxima``, (M, L, H) float32 on the device, are exact; ``-inf`` if empty.
     """
 
     def __init__(
-        self,
-        metrics: Sequence[str],
-        layers: int,
-        heads: int,
-        *,
-        device: torch.device | str = "cpu",
-        size: int = SAMPLE_TOKENS,
+        self, metrics: Sequence[str], layers: int, heads: int, *, device: Device = "cpu", size: int = SAMPLE_TOKENS
     ) -> None:
-        self.metrics = tuple(metrics)
-        self.size = size
-        self.count = 0
+        self.metrics, self.size, self.count = tuple(metrics), size, 0
         self.maxima = torch.full((len(self.metrics), layers, heads), -math.inf, device=device)
         # Keys stay on the host: which tokens are taken is known without asking the device.
         self._keys = torch.empty(0, dtype=torch.int64)
@@ -62,13 +51,9 @@ class TokenSample:
     def update(self, keys: Tensor, statistics: Tensor) -> None:
         """Take new tokens in: (M, L, T, H) float32 statistics on the device.
 
-        Their keys, (T,) int64 on the CPU, come only once in a sample's life.
-
-        Raises:
-            ModelError: a statistic is not finite; names metric, layer and head. Nothing was taken.
+        Their keys, (T,) int64 on the CPU, come only once in a sample's life. ModelError names metric, layer and head of
+        a statistic that is not finite; then nothing was taken.
         """
-        if not keys.numel():
-            return
         highest = statistics.amax(dim=2)
         # NaN and infinity survive a maximum; a statistic may not be negative infinity either.
         if not bool((highest.isfinite() & statistics.amin(dim=2).isfinite()).all()):
@@ -114,13 +99,11 @@ class TokenSample:
     def restore(self, path: Path, state: Mapping[str, Tensor]) -> None:
         """Take over a state that was read from ``path``; DataError if it is not one of such a sample."""
         shape, device = self.maxima.shape, self.maxima.device
-        if state.keys() != {"keys", "values", "maxima", "count"}:
+        fits = state.keys() == {"keys", "values", "maxima", "count"} and state["maxima"].shape == shape
+        tokens = min(int(state["count"]), self.size) if fits else 0
+        if not fits or (state["keys"].numel(), state["values"].shape) != (tokens, (tokens, *shape)):
             raise DataError(f"{path}: {NOT_ITS_STATE}")
-        keys, count = state["keys"].clone(), int(state["count"])
-        fits = state["maxima"].shape == shape and state["values"].shape == (keys.numel(), *shape)
-        if not fits or keys.numel() != min(count, self.size):
-            raise DataError(f"{path}: {NOT_ITS_STATE}")
-        self._keys, self.count = keys, count
+        self._keys, self.count = state["keys"].clone(), int(state["count"])
         self._values = state["values"].to(device, torch.float32).clone()
         self.maxima = state["maxima"].to(device, torch.float32)
 

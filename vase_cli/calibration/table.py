@@ -21,13 +21,13 @@ def calibration_table(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     rows = [
         [
             str(layer),
-            f"{_median(medians[layer]):.3g}",
-            f"{_median(p99[layer]):.2f}",
-            f"{_median(heaviest[layer]):.2f}",
-            f"{float(heaviest[layer].max()):.2f} (head {int(heaviest[layer].argmax())})",
-            f"{_median(tensors['thresholds'][layer]):.3g}",
+            f"{medians[layer].median():.3g}",
+            f"{p99[layer].median():.2f}",
+            f"{heaviest[layer].median():.2f}",
+            f"{heaviest[layer].max():.2f} (head {heaviest[layer].argmax()})",
+            f"{tensors['thresholds'][layer].median():.3g}",
             percent(float(tensors["over"][layer].mean())),
-            f"{_median(first[layer]):.2f}",
+            f"{first[layer].median():.2f}",
         ]
         for layer in range(medians.shape[0])
     ]
@@ -39,22 +39,13 @@ def _notes(facts: Mapping[str, Any], tails: Tensor) -> list[str]:
     spread = "" if length["sd"] is None else f" (sd {length['sd']:,.0f})"
     counts = (("truncated", "at the limit"), ("failed", "failed"))
     ends = "".join(f", {facts[key]} {words}" for key, words in counts if facts[key])
-    least, most = float(tails.min()), float(tails.max())
-    notes = [
+    common = [f"{token['token']!r} {percent(token['share_of_outliers'], 0)}" for token in facts["outlier_tokens"][:4]]
+    return [
         f"{facts['task']}: {facts['texts']} texts, {facts['tokens']:,} tokens{ends}; "
         f"full cache {length['mean']:,.1f} tokens{spread}",
-        f"max/p50 over all heads: median {_median(tails):.2f}, from {least:.2f} to {most:.2f}",
-    ]
-    if common := facts["outlier_tokens"][:4]:
-        shares = ", ".join(f"{entry['token']!r} {percent(entry['share_of_outliers'], 0)}" for entry in common)
-        notes.append(f"most frequent among the largest tokens: {shares}")
-    return [
-        *notes,
+        f"max/p50 over all heads: median {tails.median():.2f}, from {tails.min():.2f} to {tails.max():.2f}",
+        *([f"most frequent among the largest tokens: {', '.join(common)}"] if common else []),
         f"Range: maximum minus minimum of a value vector, without the first 8 positions. Threshold by {facts['rule']}; "
         "position 0: mean range of the first token. Both ratios are to the median range of the head; a cell is the "
         "median over the layer's KV heads.",
     ]
-
-
-def _median(values: Tensor) -> float:
-    return float(values.flatten().median())

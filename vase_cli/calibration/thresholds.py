@@ -43,12 +43,8 @@ def share_over(sample: TokenSample, thresholds: Tensor) -> Tensor:
 def write_thresholds(folder: Path, name: str, values: Tensor, entry: ModelEntry, **measured: Any) -> Path:
     """Write ``NAME.thresholds.safetensors`` and then ``NAME.thresholds.yaml``, whose path it returns.
 
-    Args:
-        values: (L, H) thresholds of the model of ``entry``.
-        measured: the facts ``task``, ``problems``, ``tokens``, ``rule``, ``seed`` and ``date``.
-
-    Raises:
-        ConfigError, RunError: they cannot be written.
+    ``values`` are (L, H) thresholds of the model of ``entry``, ``measured`` the facts ``task``, ``problems``,
+    ``tokens``, ``rule``, ``seed`` and ``date``. ConfigError or RunError if the files cannot be written.
     """
     path = folder / f"{name}{SUFFIX}"
     numbers = path.with_suffix(".safetensors")

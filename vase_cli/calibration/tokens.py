@@ -1,8 +1,9 @@
 """The tokens behind a calibration's figures: outliers, what stands around them, and one whole text of T tokens."""
 
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -15,44 +16,35 @@ _MOST_OUTLIERS = 64
 _MOST_TOKENS = 32
 _CONTEXT = 8
 _EXAMPLE_HEADS = 3
-_ORDER = ("layer", "head", "problem", "position")  # of outliers of one ratio
 
 Pieces = Callable[[Sequence[int]], list[str]]
 Tensors = Mapping[str, Tensor]
 
 
-def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[dict[str, Any], Tensor | None]:
-    """Look the largest tokens up in the texts.
+def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Look the largest tokens up in the finished texts; ``pieces`` gives the text of each of some token ids.
 
-    Args:
-        state: the finished texts and what was measured of them.
-        tensors: those of calibration.safetensors.
-        pieces: the text of each of some token ids.
-
-    Returns:
-        Keys of calibration.json about the texts, "lengths" of the measured ones, and their tokens; and the ranges of
-        the example, (heads, T) float32, None without one.
+    Returns keys of calibration.json about the texts, "lengths" of the measured ones, and their tokens; and for
+    calibration.safetensors "example.range", (heads, T) float32, if there is an example.
     """
-    places = defaultdict(list)
-    for layer, head, rank in (tensors["top.text"] >= 0).nonzero().tolist():
-        places[int(tensors["top.text"][layer, head, rank])].append((layer, head, rank))
     outliers: list[dict[str, Any]] = []
     counts: Counter[int] = Counter()
     lengths: list[int] = []
     ends: Counter[str] = Counter()
     number, ranges = state.statistics.example() or (None, None)
-    example, example_ranges = None, None
+    example, example_tensors = None, {}
     for text in state.texts():
         ends[text.finish_reason] += 1
         if text.finish_reason == "error":
             continue
         lengths.append(len(text.all_token_ids))
         counts.update(text.all_token_ids[:-1])  # the last token is never fed back, so it has no value state
-        outliers += [_outlier(text, place, tensors) for place in places[text.index]]
+        places = (tensors["top.text"] == text.index).nonzero().tolist()
+        outliers += [_outlier(text, tuple(place), tensors) for place in places]
         if ranges is not None and number == text.index:
-            example, example_ranges = _example(text, ranges, tensors, pieces)
-    # By falling ratio; a head without a median comes last.
-    outliers.sort(key=lambda outlier: (-(outlier["ratio"] or 0.0), *map(outlier.get, _ORDER)))
+            example, example_tensors["example.range"] = _example(text, ranges, tensors, pieces)
+    outliers.sort(key=itemgetter("layer", "head", "problem", "position"))  # which of equal ratios comes first
+    outliers.sort(key=lambda outlier: outlier["ratio"] or 0.0, reverse=True)  # a head without a median comes last
     facts = {
         "texts": len(lengths),
         "truncated": ends["length"],
@@ -69,7 +61,7 @@ def examine(state: CalibrationState, tensors: Tensors, pieces: Pieces) -> tuple[
         "outlier_tokens": _by_token(outliers, counts, pieces),
         "example": example,
     }
-    return facts, example_ranges
+    return facts, example_tensors
 
 
 def _outlier(text: Text, place: tuple[int, int, int], tensors: Tensors) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.types import Device
 
 from vase_cli.calibration.quantiles import NOT_ITS_STATE, SAMPLE_TOKENS, TokenSample
 from vase_cli.errors import DataError, ModelError
@@ -56,13 +57,7 @@ class ValueStatistics:
     """
 
     def __init__(
-        self,
-        layers: int,
-        heads: int,
-        device: torch.device | str = "cpu",
-        *,
-        size: int = SAMPLE_TOKENS,
-        chunk_elements: int = 2**24,
+        self, layers: int, heads: int, device: Device = "cpu", *, size: int = SAMPLE_TOKENS, chunk_elements: int = 2**24
     ) -> None:
         self.samples = {segment: TokenSample(METRICS, layers, heads, device=device, size=size) for segment in SEGMENTS}
         self._device, self._chunk_elements = device, chunk_elements
@@ -87,18 +82,12 @@ class ValueStatistics:
         return sum(sample.count for sample in self.samples.values())
 
     def add(self, number: int, key: int, prompt_tokens: int, values: Tensor, *, whole: bool) -> None:
-        """Measure one text; none of it is taken if a value is not finite.
+        """Measure one text: values (L, T, H, D) in text order, on any device.
 
-        Args:
-            number: the text's number among all; the first whole one becomes the example.
-            key: its "calibration" stream key, see :func:`vase_cli.randomness.stream_key`.
-            prompt_tokens: length of its prompt.
-            values: (L, T, H, D) in text order, on any device.
-            whole: whether the text came to its end.
-
-        Raises:
-            ModelError: names layer and head. A value is not finite; or its range or norm is not, and then some tokens
-                of the text may count already.
+        ``number`` is the text's among all, and the first that is ``whole``, as it came to its end, becomes the example;
+        ``key`` is its "calibration" stream key, see :func:`vase_cli.randomness.stream_key`. ModelError names layer and
+        head where a value is not finite, and then none is taken, or where only its range or norm is not, and then some
+        tokens of the text may count already.
         """
         layers, tokens, heads, head_dim = values.shape
         step = max(1, self._chunk_elements // (layers * heads * head_dim))

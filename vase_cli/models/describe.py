@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from vase_cli.config.schema import ModelEntry, ModelShape
-from vase_cli.errors import ModelError, first_line, quiet_hub_client
+from vase_cli.errors import ModelError, first_line, quiet_log
 
 _DIGEST_BYTES = 2**20
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -171,7 +171,7 @@ def quiet() -> Iterator[None]:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        with quiet_hub_client():
+        with quiet_log("huggingface_hub"):  # it warns on every retry of a connection that is down
             yield
     finally:
         transformers.utils.logging.set_verbosity(verbosity)

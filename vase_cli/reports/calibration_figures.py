@@ -26,12 +26,9 @@ LIGHT_RATIO = 3.0
 
 
 class Measured:
-    """The content of a calibration folder as arrays, and the ratios that follow.
+    """Facts (calibration.json) and numbers (calibration.safetensors) as arrays, and the ratios that follow.
 
-    Attributes:
-        facts: calibration.json.
-        numbers: the tensors of calibration.safetensors.
-        heat_top: the ratio at which the heat colors end: the largest, or HEAVY_RATIO, so that models compare.
+    ``heat_top`` is the ratio at which the heat colors end: the largest, or HEAVY_RATIO, so that models compare.
     """
 
     def __init__(self, facts: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
@@ -43,9 +40,9 @@ class Measured:
 
     def values(self, level: float | None, segment: str = "rest", metric: str = "range") -> "Array":
         """(L, H): a quantile of every head, or its maximum where the level is None."""
-        name, levels = "max" if level is None else "quantiles", [round(known, 6) for known in self.facts["levels"]]
+        name = "max" if level is None else "quantiles"
         values: Array = self.numbers[f"{name}.{segment}"][self.facts["metrics"].index(metric)]
-        return values if level is None else values[..., levels.index(level)]
+        return values if level is None else values[..., self.facts["levels"].index(level)]
 
     def ratios(self, level: float | None, segment: str = "rest", metric: str = "range") -> "Array":
         """(L, H): a quantile or the maximum over the median of its head."""
@@ -203,7 +200,6 @@ def _thought(measured: Measured) -> Picture:
             _note(axes, (peak, values[peak]), label, "orange", away=away)
         if 0 < prompt < len(tokens):
             axes.axvline(prompt - 0.5, color=INK["axis"], linewidth=1.5, label="start of the completion")
-    for axes, values, limit in zip(panels, heights, limits, strict=True):
         log_scale(axes, np.append(heights, limits) if together else np.append(values, limit), 110)
     edge = max(0.5, 0.01 * len(tokens))
     axes.set(xlim=(-edge, len(tokens) - 1 + edge), xlabel="position in the text")
@@ -243,9 +239,7 @@ def _validation(runs: Sequence[Mapping[str, Any]]) -> Picture:
     return picture
 
 
-def _note(
-    axes: "Axes", place: tuple[float, float], text: str, color: str, *, within: Any = "data", away: float = 7
-) -> None:
+def _note(axes: "Axes", place: tuple[float, float], text: str, color: str, within: Any = "data", away: int = 7) -> None:
     """Write a text beside a place of an axes, over what is drawn there."""
     axes.annotate(
         text, place, (away, 0), xycoords=within, textcoords="offset points", color=INK[color], size=11,

@@ -26,10 +26,7 @@ Record = Mapping[str, Any]
 def calibration_page(facts: Record, numbers: Record, validation: Record | None) -> dict[str, bytes]:
     """The page and, of :data:`PICTURE_FILES`, those that there are numbers for: contents by file name.
 
-    Args:
-        facts: calibration.json.
-        numbers: the tensors of calibration.safetensors, as nested lists.
-        validation: validation.json, or None.
+    Of calibration.json, the tensors of calibration.safetensors as nested lists, and validation.json or None.
     """
     measured = Measured(facts, numbers)
     pictures = figures.calibration_pictures(measured, validation)
@@ -62,13 +59,11 @@ def _summary(measured: Measured) -> list[str]:
     ]
     medians = [median(row) for row in measured.values(0.5).tolist()]
     if len(medians) > 1 and medians[0] > 0:
-        sentences += [
-            f"The median range of the last layer is {short(medians[-1] / medians[0])} times that of the first."
-        ]
+        growth = short(medians[-1] / medians[0])
+        sentences.append(f"The median range of the last layer is {growth} times that of the first.")
     if first := measured.first_ratios()[0]:
-        sentences += [
-            f"At position 0 the range is {short(median(first))} times the median of the rest (median over heads)."
-        ]
+        ratio = short(median(first))
+        sentences.append(f"At position 0 the range is {ratio} times the median of the rest (median over heads).")
     return sentences
 
 

@@ -6,7 +6,6 @@ each becomes a CSS variable, light or dark with the page, while a file is always
 
 import importlib
 import io
-import logging
 import math
 import os
 import re
@@ -16,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree
 
+from vase_cli.errors import quiet_log
 from vase_cli.reports.characters import visible
 from vase_cli.reports.numbers import tick
 
@@ -58,17 +58,15 @@ def load_matplotlib() -> None:
     """Import matplotlib so that no backend, settings or font cache of the user's count, and none are written over."""
     import platformdirs
 
-    log = logging.getLogger("matplotlib")
     folder = platformdirs.user_cache_path("vase", appauthor=False) / "matplotlib"
     ours = {"MPLBACKEND": "agg", "MPLCONFIGDIR": str(folder)}
-    level, theirs = log.level, {name: os.environ[name] for name in ours if name in os.environ}
-    log.setLevel(logging.ERROR)  # a folder that cannot be written, a broken file of settings: neither matters here
+    theirs = {name: os.environ[name] for name in ours if name in os.environ}
     os.environ |= ours
     try:
-        for module in ("matplotlib.font_manager", "matplotlib.style"):
-            importlib.import_module(module)
+        with quiet_log("matplotlib"):  # a folder that cannot be written, a broken file of settings: neither matters
+            for module in ("matplotlib.font_manager", "matplotlib.style"):
+                importlib.import_module(module)
     finally:
-        log.setLevel(level)
         for name in ours:
             del os.environ[name]
         os.environ |= theirs

@@ -10,21 +10,22 @@ from vase_cli.reports.characters import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
 
 
 def page(template: str, values: Mapping[str, Any], pictures: Mapping[str, figures.Picture]) -> bytes:
     """A page from ``templates/``, its pictures inside; texts are escaped, and show as :func:`visible`."""
-    from markupsafe import Markup
-
-    elements = {name: Markup(picture.inline(name)) for name, picture in pictures.items()}
+    elements = {name: picture.inline(name) for name, picture in pictures.items()}
     return _environment().get_template(template).render(values, pictures=elements).encode()
 
 
 @cache
 def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
+
+    def flowing(text: str) -> Markup:
+        """Running text, in which line breaks and tabs are themselves."""
+        return escape("".join(sign if sign in "\n\t" else visible(sign) for sign in text))
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
@@ -35,10 +36,3 @@ def _environment() -> "Environment":
         environment.filters[function.__name__] = function
     environment.globals["palette"] = figures.palette()
     return environment
-
-
-def flowing(text: str) -> "Markup":
-    """Running text, in which line breaks and tabs are themselves."""
-    from markupsafe import escape
-
-    return escape("".join(sign if sign in "\n\t" else visible(sign) for sign in text))

@@ -21,14 +21,12 @@ class Table:
 
     def lines(self) -> list[str]:
         """The table as plain text, columns two blanks apart."""
-        cells = [list(self.headings), *map(list, self.rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [self.title] if self.title else []
-        sides = [str.ljust if column < self.left else str.rjust for column in range(len(widths))]
-        for row in cells:
-            aligned = (align(cell, width) for align, cell, width in zip(sides, row, widths, strict=True))
-            lines.append("  ".join(aligned).rstrip())
-        return [*lines, *self.notes]
+        columns = []
+        for place, cells in enumerate(zip(self.headings, *self.rows, strict=True)):
+            align, width = str.ljust if place < self.left else str.rjust, max(map(len, cells))
+            columns.append([align(cell, width) for cell in cells])
+        lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+        return [*filter(None, [self.title]), *lines, *self.notes]
 
     def rich(self) -> "rich.table.Table":
         """The table for a terminal."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vase_cli.errors import DataError, quiet_hub_client
+from vase_cli.errors import DataError, quiet_log
 from vase_cli.tasks._rows import KNOWN_FIELDS, Row, field_key
 
 
@@ -30,7 +30,7 @@ def read_hub(task: str, source: HubSource, *, gated: bool) -> Iterator[Row]:
     import datasets
 
     try:
-        with quiet_hub_client():
+        with quiet_log("huggingface_hub"):  # it warns on every retry of a connection that is down
             rows = datasets.load_dataset(source.id, source.config, split=source.split, revision=source.revision)
     # Whatever the hub's client raises (its own, HTTP and file system errors), the user's way out is the same.
     except Exception as error:
