@@ -24,9 +24,7 @@ def resolve_device(name: str) -> "torch.device":
     """The device of a name, such as "cpu", "cuda", "cuda:1" or "mps"; "auto" is the first CUDA device, else the CPU.
 
     A CUDA device becomes the process's current one: streams, events and kernels that name no device work there.
-
-    Raises:
-        ModelError: a CUDA device or Apple's GPU that is not there.
+    ModelError for a CUDA device or Apple's GPU that is not there.
     """
     import torch
 
@@ -110,22 +108,19 @@ def gpu_names() -> list[str]:
 class Device:
     """Figures of one device: PyTorch's memory on a CUDA device, the memory of the process in RAM on any other.
 
-    Attributes:
-        torch: PyTorch's device, for tensors.
-        type: "cuda", "cpu" or "mps".
+    ``torch`` is PyTorch's device, for tensors; ``type`` is "cuda", "cpu" or "mps".
     """
 
     def __init__(self, device: "torch.device") -> None:
-        self.torch = device
-        self.type = device.type
-        self._cuda = device.type == "cuda"
+        import torch
+
+        self.torch, self.type = device, device.type
+        self._cuda = torch.cuda if device.type == "cuda" else None
 
     @property
     def name(self) -> str:
         """The GPU's name, or the type of another device."""
-        import torch
-
-        return torch.cuda.get_device_name(self.torch) if self._cuda else self.type
+        return self._cuda.get_device_name(self.torch) if self._cuda else self.type
 
     @property
     def description(self) -> str:
@@ -137,30 +132,23 @@ class Device:
 
     def memory_bytes(self) -> int:
         """Memory in use now."""
-        import torch
-
-        return torch.cuda.memory_allocated(self.torch) if self._cuda else resident_bytes()
+        return self._cuda.memory_allocated(self.torch) if self._cuda else resident_bytes()
 
     def reset_peak(self) -> None:
         """Count the peak from here on."""
-        import torch
-
         if self._cuda:
-            torch.cuda.reset_peak_memory_stats(self.torch)
+            self._cuda.reset_peak_memory_stats(self.torch)
         else:
             reset_peak_resident_bytes()
 
     def peak_bytes(self) -> int:
         """Most memory in use since the last reset."""
-        import torch
-
-        return torch.cuda.max_memory_allocated(self.torch) if self._cuda else peak_resident_bytes()
+        return self._cuda.max_memory_allocated(self.torch) if self._cuda else peak_resident_bytes()
 
     def available_bytes(self) -> int:
         """Memory that is free, or that PyTorch keeps without using it."""
-        import torch
-
         if not self._cuda:
             return available_ram_bytes()
-        kept_by_allocator = torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch)
-        return torch.cuda.mem_get_info(self.torch)[0] + kept_by_allocator
+        free: int = self._cuda.mem_get_info(self.torch)[0]
+        kept_by_allocator: int = self._cuda.memory_reserved(self.torch) - self._cuda.memory_allocated(self.torch)
+        return free + kept_by_allocator
