@@ -54,13 +54,6 @@ def available_ram_bytes(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
     return max(available, 0)
 
 
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM now."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
-
-
 def peak_resident_bytes(status: Path = Path("/proc/self/status")) -> int:
     """Most memory of this process that was in RAM: since the last reset on Linux, else since its start."""
     for line in _lines(status):
@@ -74,12 +67,6 @@ def peak_resident_bytes(status: Path = Path("/proc/self/status")) -> int:
 
     memory = psutil.Process().memory_info()
     return int(getattr(memory, "peak_wset", memory.rss))
-
-
-def reset_peak_resident_bytes() -> None:
-    """Reset the peak, where the system can (Linux)."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _lines(path: Path) -> list[str]:
@@ -132,14 +119,17 @@ class Device:
 
     def memory_bytes(self) -> int:
         """Memory in use now."""
-        return self._cuda.memory_allocated(self.torch) if self._cuda else resident_bytes()
+        import psutil
+
+        return self._cuda.memory_allocated(self.torch) if self._cuda else int(psutil.Process().memory_info().rss)
 
     def reset_peak(self) -> None:
-        """Count the peak from here on."""
+        """Count the peak from here on, where the system can: in RAM on Linux only."""
         if self._cuda:
             self._cuda.reset_peak_memory_stats(self.torch)
-        else:
-            reset_peak_resident_bytes()
+            return
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
 
     def peak_bytes(self) -> int:
         """Most memory in use since the last reset."""

@@ -36,8 +36,8 @@ def require_tensor(
     if name not in tensors:
         raise DataError(f"{path}: it holds no '{name}'; restore it")
     tensor = tensors[name]
-    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
-        stored = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-        wanted = f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
+    kinds = ((tensor.shape, tensor.dtype), (shape, dtype))
+    stored, wanted = (f"{tuple(size)} {str(kind).removeprefix('torch.')}" for size, kind in kinds)
+    if stored != wanted:
         raise DataError(f"{path}: '{name}' is {stored}, not {wanted}; restore it")
     return tensor

@@ -103,7 +103,7 @@ def validate(
 
 
 def _row(run: FinishedRun, full: FinishedRun, task: str) -> dict[str, Any]:
-    difference, error, _ = run.against(full, task)
+    difference, error = run.against(full, task)
     metrics = run.summary.tasks[task]
     method, outliers = VARIANTS[run.label]
     return {

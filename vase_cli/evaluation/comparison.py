@@ -30,7 +30,7 @@ class FinishedRun:
     def against(self, full: "FinishedRun | None", task: str) -> Estimate:
         """Accuracy in a task minus that of ``full``; no difference without ``full`` or for that run itself."""
         if full is None or full is self:
-            return Estimate(None, None, 0)
+            return Estimate()
         return paired_difference(self._scores(task), full._scores(task))
 
     def _scores(self, task: str) -> dict[str, list[float]]:

@@ -21,7 +21,6 @@ from vase_cli.evaluation.comparison import FinishedRun
 from vase_cli.evaluation.regrade import graded
 from vase_cli.evaluation.repetition import has_garbage_tail, has_repetition
 from vase_cli.evaluation.writer import RunWriter
-from vase_cli.graders.base import Grader
 from vase_cli.models.describe import weights_digest
 from vase_cli.runs.environment import environment
 from vase_cli.runs.folder import RUN_FILE, RunFolder, config_hash, now, read_sessions, run_name
@@ -69,10 +68,8 @@ class Job:
         tokens, limit = [len(prompt.token_ids) for prompt in self.prompts.values()], task.limits.max_total_tokens
         if min(tokens) >= limit:
             which = "the prompt has" if len(tokens) == 1 else f"the shortest prompt of {task.task.name} has"
-            way_out = "shorten it, raise --max-total-tokens, or take a model with a longer context"
-            raise ConfigError(
-                f"{which} {min(tokens):,} tokens, which leaves nothing of the limit of {limit:,}: {way_out}"
-            )
+            full = f"{which} {min(tokens):,} tokens, which leaves nothing of the limit of {limit:,}"
+            raise ConfigError(f"{full}: shorten it, raise --max-total-tokens, or take a model with a longer context")
         self.longest = max(tokens)
         self.requests: dict[str, tuple[Request, Problem]] = {}
         for sample, problem in itertools.product(range(task.samples), problems):
@@ -231,15 +228,14 @@ def _generate(
     *,
     compiled: bool,
 ) -> None:
-    """Generate, grade and store what is missing of one task."""
     task = job.task.task
     engine = factory.engine(
         job.task.limits, max_num_seqs=writer.max_num_seqs, longest_prompt_tokens=job.longest, compiled=compiled
     )
     writer.count(engine)
-    grader: Grader | None = plugins.load("graders", task.grader)() if task.grader else None
+    graders = plugins.load("graders", task.grader)() if task.grader else contextlib.nullcontext()
     # Grading waits for other processes and generation for the device: one thread lets them overlap.
-    with contextlib.nullcontext() if grader is None else grader, ThreadPoolExecutor(max_workers=1) as pool:
+    with graders as grader, ThreadPoolExecutor(max_workers=1) as pool:
         grading: deque[Future[Sample]] = deque()
 
         def store_graded(*, wait: bool) -> None:

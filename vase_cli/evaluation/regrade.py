@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from vase_cli import plugins
 from vase_cli.errors import ConfigError
@@ -11,14 +10,6 @@ from vase_cli.evaluation.summary import summarize
 from vase_cli.graders.base import Grader
 from vase_cli.runs.folder import RunFolder
 from vase_cli.runs.schema import Sample, Summary
-
-
-class Regraded(NamedTuple):
-    """The new summary, how many grades changed, and the file that keeps the old samples (None if none changed)."""
-
-    summary: Summary
-    changed: int
-    backup: Path | None
 
 
 def graded(grader: Grader | None, fallbacks: Sequence[str], sample: Sample) -> Sample:
@@ -38,8 +29,11 @@ def store_summary(folder: RunFolder) -> Summary:
     return summary
 
 
-def regrade(path: Path) -> Regraded:
-    """Grade the stored texts of a run again; VaseError says in one line why it cannot."""
+def regrade(path: Path) -> tuple[Summary, int, Path | None]:
+    """Grade the stored texts of a run again; VaseError says in one line why it cannot.
+
+    The new summary, how many grades changed, and the file that keeps the old samples (None if nothing changed).
+    """
     with RunFolder(path) as folder, contextlib.ExitStack() as stack:
         tasks = {task.name: task for task in folder.run.tasks}
         if ungraded := [name for name, task in tasks.items() if not task.grader]:
@@ -53,4 +47,4 @@ def regrade(path: Path) -> Regraded:
             samples.append(graded(graders[task.grader], task.fallbacks, sample))
             changed += samples[-1].grade != sample.grade
         backup = folder.replace_completions(samples)
-        return Regraded(store_summary(folder), changed, backup)
+        return store_summary(folder), changed, backup

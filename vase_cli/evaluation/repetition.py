@@ -17,7 +17,9 @@ _LONGEST_PERIOD = (_LOOP_TAIL - _SHORTEST_PHRASE) // (_TIMES - 1)
 _GARBAGE_TAIL = 200  # characters looked at
 _FEWEST_SIGNS = 10
 _FEWEST_SCRIPTS = 4
-_EAST_ASIAN = {"CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "FULLWIDTH", "HALFWIDTH", "IDEOGRAPHIC"}
+_EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "FULLWIDTH", "HALFWIDTH", "IDEOGRAPHIC")
+_LETTERLIKE = ("MATHEMATICAL", "DOUBLE", "SCRIPT", "FEMININE", "MASCULINE", "MICRO")  # signs of formulas read as Latin
+_SCRIPTS = {**dict.fromkeys(_EAST_ASIAN, "EAST ASIAN"), **dict.fromkeys(_LETTERLIKE, "LATIN")}
 
 
 def has_repetition(text: str) -> bool:
@@ -77,7 +79,4 @@ def _script(character: str) -> str | None:
     if not unicodedata.category(character).startswith("L"):
         return None
     script = unicodedata.name(character, "UNNAMED").split()[0].split("-")[0]
-    if script in _EAST_ASIAN:
-        return "EAST ASIAN"
-    # Letter-like symbols of formulas (blackboard bold, italic alphabets) read as Latin.
-    return "LATIN" if script in ("MATHEMATICAL", "DOUBLE", "SCRIPT", "FEMININE", "MASCULINE", "MICRO") else script
+    return _SCRIPTS.get(script, script)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vase_cli.evaluation.accuracy import mean_accuracy, pass_at_k
+from vase_cli.evaluation.accuracy import mean_score, pass_at_k
 from vase_cli.runs.schema import Metrics, Run, RunTask, Sample, Session, Summary
 
 
@@ -37,7 +37,7 @@ def _metrics(samples: Sequence[Sample], tasks: Sequence[RunTask]) -> Metrics:
     graded = [group for group in problems.values() if all(sample.grade is not None for sample in group)]
     correct = [[float(sample.grade == "correct") for sample in group] for group in graded]
     strict = [[float(sample.grade == "correct" and not _fallback(sample)) for sample in group] for group in graded]
-    accuracy = mean_accuracy(correct)
+    accuracy = mean_score(correct)
     planned = sum(task.problems * task.samples for task in tasks)
     return Metrics(
         problems=len(problems),
@@ -47,7 +47,7 @@ def _metrics(samples: Sequence[Sample], tasks: Sequence[RunTask]) -> Metrics:
         complete=len(samples) >= planned,
         accuracy=accuracy.mean,
         standard_error=accuracy.standard_error,
-        strict_accuracy=mean_accuracy(strict).mean,
+        strict_accuracy=mean_score(strict).mean,
         pass_at_k=_pass_at_powers_of_two(correct),
         no_answer_share=_mean(sample.grade == "no_answer" for group in graded for sample in group),
         truncated_share=_mean(sample.finish_reason == "length" for sample in samples),

@@ -4,16 +4,15 @@ The answer is looked for in what follows the thought, the same way for every gra
 gold answer get one spelling (``_latex.normalize``); their comparison is each grader's own business.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from vase_cli.errors import ConfigError, DataError
 from vase_cli.graders._extraction import answer_part, extract
 from vase_cli.graders._latex import clean
-
-Status = Literal["correct", "wrong", "no_answer", "error"]
 
 MAX_ANSWER_CHARS = 2000
 """A longer answer is compared as text only: nothing that long is a value, and parsing it is not bounded."""
@@ -23,13 +22,14 @@ MAX_ANSWER_CHARS = 2000
 class Grade:
     """The outcome for one completion."""
 
-    status: Status  # "error": the grader could not decide, which does not count as correct
+    # "error": the grader could not decide, which does not count as correct
+    status: Literal["correct", "wrong", "no_answer", "error"]
     extracted: str | None  # the answer as it stands in the text
     rule: str  # that found the answer: "boxed" or the name of a fallback; else ""
     detail: str = ""  # one line: why an error, or why the answer was not looked into
 
 
-class Grader(ABC):
+class Grader(AbstractContextManager["Grader", None]):
     """Judge of completions against gold answers."""
 
     name: ClassVar[str]
@@ -72,11 +72,8 @@ class Grader(ABC):
     def judge(self, target: Any, prediction: str) -> bool:
         """Decide if an answer of at most ``MAX_ANSWER_CHARS`` characters is correct; a DataError says why it cannot."""
 
-    def close(self) -> None:  # noqa: B027 - most graders hold nothing
+    def close(self) -> None:
         """End what the grader holds; it may be used again afterwards."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

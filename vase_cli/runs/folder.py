@@ -190,9 +190,8 @@ class RunFolder(StoredRun):
         with file_access("write", path, ConfigError):
             if path.exists() and (self._missing_newline or path.stat().st_size != self._whole_bytes):
                 os.truncate(path, self._whole_bytes)
-                with path.open("ab") as file:
+                with path.open("ab", buffering=0) as file:
                     file.write(self._missing_newline)
-                    file.flush()
                     os.fsync(file.fileno())
 
     def _write_session(self, measured: Mapping[str, Any], *, closed: bool) -> None:

@@ -178,14 +178,12 @@ SCHEMA: dict[str, type[Record]] = {
 
 def fault(error: ValidationError) -> str:
     """Say in one line what is wrong with an object: its missing and unknown keys, else its first wrong value."""
-    named: dict[str, list[str]] = {"missing": [], "extra_forbidden": []}
-    wrong = ""
-    for detail in error.errors(include_url=False):
-        name = ".".join(map(str, detail["loc"]))
-        named.setdefault(detail["type"], []).append(name)
-        wrong = wrong or f"{name} is {detail['input']!r:.40}, not {detail['msg'].removeprefix('Input should be ')}"
-    titles = {"missing": named["missing"], "unknown": named["extra_forbidden"]}
-    return "; ".join(f"{title}: {', '.join(names)}" for title, names in titles.items() if names) or wrong
+    details = [(".".join(map(str, detail["loc"])), detail) for detail in error.errors(include_url=False)]
+    titles = {"missing": "missing", "unknown": "extra_forbidden"}
+    keys = {title: [name for name, detail in details if detail["type"] == kind] for title, kind in titles.items()}
+    name, first = details[0]
+    wrong = f"{name} is {first['input']!r:.40}, not {first['msg'].removeprefix('Input should be ')}"
+    return "; ".join(f"{title}: {', '.join(names)}" for title, names in keys.items() if names) or wrong
 
 
 def described(record: type[Record]) -> list[dict[str, Any]]:
