@@ -25,7 +25,7 @@ from vase_cli.config.threshold_facts import FitRule, entry_text, entry_to_write,
 from vase_cli.engine.factory import EngineFactory
 from vase_cli.engine.requests import Completion, FinishedRow
 from vase_cli.errors import ConfigError, ModelError, RunError, file_access
-from vase_cli.evaluation.evaluate import EvalTask, Job, Progress, describe_run, events, planned_steps
+from vase_cli.evaluation.evaluate import EvalTask, Job, Progress, describe_run, events
 from vase_cli.models.describe import weights_digest
 from vase_cli.randomness import stream_key
 from vase_cli.runs.files import write_document, write_file
@@ -116,12 +116,11 @@ def _measure(factory: EngineFactory, task: EvalTask, state: CalibrationState, pr
     rows = state.slots or plan.recipe.slots
     memory = factory.memory([(task.limits, job.longest)], planned, rows, reserved_bytes=state.statistics.most_bytes)
     state.slots = memory.max_num_seqs
-    decode_path = factory.decode_path(planned_steps([job], memory.max_num_seqs))
+    decode_path = factory.decode_path(job.planned_steps(memory.max_num_seqs))
     for line in (*plan.notes, memory.message(), decode_path.message):
         progress.note(line)
-    recorder = _Recorder(
-        state, plan.recipe.seed, {request.id: problem.id for request, problem in job.requests.values()}
-    )
+    problem_ids = {request.id: problem.id for request, problem in job.requests.values()}
+    recorder = _Recorder(state, plan.recipe.seed, problem_ids)
     engine = factory.engine(
         task.limits, max_num_seqs=state.slots, longest_prompt_tokens=job.longest, compiled=decode_path.compiled
     )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Protocol
 
 from vase_cli import plugins
-from vase_cli.device import gpu_names
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.factory import EngineFactory
 from vase_cli.engine.plan import GenerationLimits, RunPlan
@@ -81,6 +80,11 @@ class Job:
         """The requests whose ids are not among the finished ones."""
         return [request for request, _ in self.requests.values() if request.id not in finished]
 
+    def planned_steps(self, slots: int) -> int:
+        """Decode steps as if every text reached its limit, the same whether a run is new or goes on."""
+        limit = self.task.limits.max_total_tokens - self.longest
+        return len(self.requests) * min(limit, self.task.limits.max_new_tokens or limit) // slots
+
 
 def prepare(
     plan: RunPlan, tasks: Sequence[Task], *, data: Path | None = None, skip_bad_rows: bool = False
@@ -112,9 +116,8 @@ def evaluate(
     """Generate, grade and store every sample that the run's folder does not hold yet.
 
     Tasks come from :func:`prepare`; one without a grader is not graded. ``root`` is the folder of all runs, None stores
-    nothing; ``command`` is the command line, for the record; ``raw`` gives prompts to the model without its chat
-    template. On Ctrl-C and on a VaseError all finished samples are stored whole, and the summary says that it is of a
-    part.
+    nothing; ``command`` is kept for the record; ``raw`` gives prompts to the model without its chat template. On Ctrl-C
+    and on a VaseError all finished samples are stored whole, and the summary says that it is of a part.
     """
     plan = factory.plan
     run = describe_run(plan, tasks, command, raw=raw)
@@ -128,18 +131,18 @@ def evaluate(
         for line in (*plan.notes, *_budget_lines(tasks), *(folder.notes if folder else ()), memory.message()):
             progress.note(line)
         writer = RunWriter(plan, run, folder, memory.max_num_seqs)
-        work = [(job, job.missing(writer.samples)) for job in jobs]
+        missing = [len(job.missing(writer.samples)) for job in jobs]
         try:
-            if any(missing for _, missing in work):
-                decode_path = factory.decode_path(planned_steps(jobs, memory.max_num_seqs))
+            if any(missing):
+                decode_path = factory.decode_path(sum(job.planned_steps(memory.max_num_seqs) for job in jobs))
                 progress.note(decode_path.message)
                 plan.device.reset_peak()  # what loading took for a moment is not of the run
                 compiled = decode_path.compiled
-            for job, missing in work:
+            for job, count in zip(jobs, missing, strict=True):
                 planned = len(job.requests)
-                progress.start(job.task.task.name, planned - len(missing), planned)
-                if missing:
-                    _generate(factory, job, missing, writer, progress, compiled=compiled)
+                progress.start(job.task.task.name, planned - count, planned)
+                if count:
+                    _generate(factory, job, writer, progress, compiled=compiled)
         finally:
             summary = writer.finish()
     budgets = {task.task.name: task.limits.budget_tokens for task in tasks}
@@ -207,7 +210,7 @@ def describe_run(plan: RunPlan, tasks: Sequence[EvalTask], command: Sequence[str
             )
             for task in tasks
         ],
-        **environment(gpu_names()),
+        **environment(),
         started_at=now(),
         command=list(command),
     )
@@ -219,23 +222,15 @@ def _problems_digest(problems: ProblemSet) -> str:
     return config_hash({"problems": rows})[:16]
 
 
-def _generate(
-    factory: EngineFactory,
-    job: Job,
-    missing: Iterable[Request],
-    writer: RunWriter,
-    progress: Progress,
-    *,
-    compiled: bool,
-) -> None:
+def _generate(factory: EngineFactory, job: Job, writer: RunWriter, progress: Progress, *, compiled: bool) -> None:
     task = job.task.task
     engine = factory.engine(
         job.task.limits, max_num_seqs=writer.max_num_seqs, longest_prompt_tokens=job.longest, compiled=compiled
     )
     writer.count(engine)
-    graders = plugins.load("graders", task.grader)() if task.grader else contextlib.nullcontext()
+    judge = plugins.load("graders", task.grader)() if task.grader else contextlib.nullcontext()
     # Grading waits for other processes and generation for the device: one thread lets them overlap.
-    with graders as grader, ThreadPoolExecutor(max_workers=1) as pool:
+    with judge as grader, ThreadPoolExecutor(max_workers=1) as pool:
         grading: deque[Future[Sample]] = deque()
 
         def store_graded(*, wait: bool) -> None:
@@ -245,7 +240,7 @@ def _generate(
                 progress.sample(sample)
 
         try:
-            for event in events(engine, missing, progress):
+            for event in events(engine, job.missing(writer.samples), progress):
                 writer.max_num_seqs = engine.settings.max_num_seqs
                 if isinstance(event, Completion):
                     grading.append(pool.submit(graded, grader, task.fallbacks, _sample(factory, job, event)))
@@ -262,15 +257,6 @@ def events(engine: Engine, requests: Iterable[Request], progress: Progress) -> I
         elif isinstance(event, Notice):
             progress.note(f"warning: {event.message}")
         yield event
-
-
-def planned_steps(jobs: Iterable[Job], slots: int) -> int:
-    """Count decode steps as if every text reached its limit, the same whether a run is new or goes on."""
-    steps = 0
-    for job in jobs:
-        limit = job.task.limits.max_total_tokens - job.longest
-        steps += len(job.requests) * min(limit, job.task.limits.max_new_tokens or limit) // slots
-    return steps
 
 
 def _max_num_seqs(plan: RunPlan, path: Path | None) -> int | str:

@@ -41,10 +41,8 @@ def regrade(path: Path) -> tuple[Summary, int, Path | None]:
             raise ConfigError(f"{path}: '{ungraded[0]}' has no right answers: {made}")
         names = {task.grader for task in tasks.values()}
         graders = {name: stack.enter_context(plugins.load("graders", name)()) for name in names}
-        samples, changed = [], 0
-        for sample in folder.samples.values():
-            task = tasks[sample.task]
-            samples.append(graded(graders[task.grader], task.fallbacks, sample))
-            changed += samples[-1].grade != sample.grade
-        backup = folder.replace_completions(samples)
+        old = list(folder.samples.values())
+        new = [graded(graders[tasks[sample.task].grader], tasks[sample.task].fallbacks, sample) for sample in old]
+        changed = sum(before.grade != after.grade for before, after in zip(old, new, strict=True))
+        backup = folder.replace_completions(new)
         return store_summary(folder), changed, backup

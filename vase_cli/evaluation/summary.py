@@ -11,10 +11,7 @@ from vase_cli.runs.schema import Metrics, Run, RunTask, Sample, Session, Summary
 
 def summarize(samples: Iterable[Sample], run: Run, sessions: Sequence[Session] = ()) -> Summary:
     """Work out the figures of a run from its finished samples; speed and memory from its sessions alone."""
-    by_task: dict[str, list[Sample]] = {task.name: [] for task in run.tasks}
-    for sample in samples:
-        by_task[sample.task].append(sample)
-    finished = [sample for task in by_task.values() for sample in task]
+    finished = list(samples)
     overall = _metrics(finished, run.tasks)
     return Summary(
         name=run.name,
@@ -22,7 +19,7 @@ def summarize(samples: Iterable[Sample], run: Run, sessions: Sequence[Session] =
         complete=overall.complete,
         samples=overall.samples,
         planned_samples=overall.planned_samples,
-        tasks={task.name: _metrics(by_task[task.name], [task]) for task in run.tasks},
+        tasks={task.name: _metrics(finished, [task]) for task in run.tasks},
         overall=overall,
         **_speed_and_memory(finished, sessions),
     )
@@ -30,6 +27,8 @@ def summarize(samples: Iterable[Sample], run: Run, sessions: Sequence[Session] =
 
 def _metrics(samples: Sequence[Sample], tasks: Sequence[RunTask]) -> Metrics:
     """Figures over the samples of these tasks; a problem is one of its task."""
+    names = {task.name for task in tasks}
+    samples = [sample for sample in samples if sample.task in names]
     problems: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         problems.setdefault((sample.task, sample.problem_id), []).append(sample)

@@ -73,7 +73,7 @@ class Grader(AbstractContextManager["Grader", None]):
         """Decide if an answer of at most ``MAX_ANSWER_CHARS`` characters is correct; a DataError says why it cannot."""
 
     def close(self) -> None:
-        """End what the grader holds; it may be used again afterwards."""
+        """End what the grader holds, if anything; it may be used again afterwards."""
 
     def __exit__(self, *exception: object) -> None:
         self.close()

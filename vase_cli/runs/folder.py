@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from vase_cli.errors import ConfigError, DataError, RunError, VaseError, file_access
 from vase_cli.runs.files import checked, line_of, read_document, read_lines, write_document, write_file
@@ -75,8 +75,8 @@ class StoredRun:
             self.notes.append(f"{completions} holds {known}; the first of each counts")
 
 
-class RunFolder(StoredRun):
-    """A run's folder, held by this process until ``close``; also a context manager.
+class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None]):
+    """A run's folder, held by this process until ``close``.
 
     Methods that write raise RunError if the disk is full or the folder is gone; stored samples stay whole.
     """
@@ -175,9 +175,6 @@ class RunFolder(StoredRun):
             if self._measured is not None:
                 self._write_session(self._measured, closed=True)
                 self._measured = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A full disk fails twice: the first message is the one to show.

@@ -131,6 +131,9 @@ class Metrics(Record):
     skipped_rows: int = key("rows of the problem file left out", "rows")
 
 
+_MEASURED_OVER = "of the sessions on that device; stored samples add nothing"
+
+
 class Summary(Record):
     """summary.json: the figures of a run."""
 
@@ -146,15 +149,10 @@ class Summary(Record):
     device: str | None = key("device of the last session that decoded: the keys below are of it")
     slots: int | None = key("sequences decoded at a time, in that session", "sequences")
     prefill_tokens_per_s: float | None = key(
-        "measured: prompt tokens over time in prefill, of the sessions on that device; stored samples add nothing",
-        "tokens/s",
-        timing=True,
+        f"measured: prompt tokens over time in prefill, {_MEASURED_OVER}", "tokens/s", timing=True
     )
     decode_tokens_per_s: float | None = key(
-        "measured: tokens decoded in all slots over time in decoding, of the sessions on that device; "
-        "stored samples add nothing",
-        "tokens/s",
-        timing=True,
+        f"measured: tokens decoded in all slots over time in decoding, {_MEASURED_OVER}", "tokens/s", timing=True
     )
     weights_bytes: int | None = key("the model's weights, in that session", "bytes")
     cache_bytes: int | None = key("the KV cache of all slots, in that session", "bytes")
