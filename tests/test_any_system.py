@@ -41,7 +41,7 @@ SESSION = """
 import io, json, sys
 from contextlib import redirect_stdout
 from vase_cli.cli.app import main
-from vase_cli.device import available_ram_bytes, peak_resident_bytes, resident_bytes
+from vase_cli.device import Device, available_ram_bytes
 from vase_cli.graders.math import MathGrader
 
 outputs = []
@@ -58,7 +58,9 @@ for arguments in (
     outputs.append(out.getvalue())
 with MathGrader() as grader:
     outputs.append(grader.grade("b+a", "so it is \\\\boxed{a+b}").status)
-outputs.append([available_ram_bytes(), resident_bytes(), peak_resident_bytes()])
+import torch
+device = Device(torch.device("cpu"))
+outputs.append([available_ram_bytes(), device.memory_bytes(), device.peak_bytes()])
 print(json.dumps(outputs))
 """
 

@@ -9,14 +9,10 @@ import psutil
 import pytest
 import torch
 
-from vase_cli.device import (
-    available_ram_bytes,
-    peak_resident_bytes,
-    reset_peak_resident_bytes,
-    resident_bytes,
-    resolve_device,
-)
+from vase_cli.device import Device, available_ram_bytes, peak_resident_bytes, resolve_device
 from vase_cli.errors import ModelError
+
+DEVICE = Device(torch.device("cpu"))
 
 
 def write_group(folder: Path, **files: str) -> None:
@@ -57,10 +53,10 @@ def test_the_limit_of_a_version_1_group_counts_too(tmp_path: Path):
 
 def test_resident_memory_grows_with_what_is_held():
     size = 2**27
-    before = resident_bytes()
+    before = DEVICE.memory_bytes()
     with mmap.mmap(-1, size) as held:
         held[::4096] = b"x" * (size // 4096)
-        assert resident_bytes() - before > 0.8 * size
+        assert DEVICE.memory_bytes() - before > 0.8 * size
 
 
 def test_the_peak_counts_from_its_reset():
@@ -68,16 +64,16 @@ def test_the_peak_counts_from_its_reset():
     block[::4096] = b"x" * len(block[::4096])
     high = peak_resident_bytes()
     del block
-    reset_peak_resident_bytes()
+    DEVICE.reset_peak()
     assert peak_resident_bytes() <= high - 32 * 2**20
-    assert peak_resident_bytes() >= resident_bytes() - 2**20
+    assert peak_resident_bytes() >= DEVICE.memory_bytes() - 2**20
 
 
 def test_the_peak_of_a_system_without_proc_is_what_the_system_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     status = tmp_path / "not there"
-    assert peak_resident_bytes(status) >= resident_bytes() - 2**20
+    assert peak_resident_bytes(status) >= DEVICE.memory_bytes() - 2**20
     monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
-    assert peak_resident_bytes(status) == pytest.approx(resident_bytes(), rel=0.1)
+    assert peak_resident_bytes(status) == pytest.approx(DEVICE.memory_bytes(), rel=0.1)
     memory = SimpleNamespace(rss=1, peak_wset=2)
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(memory_info=lambda: memory))
     assert peak_resident_bytes(status) == 2

@@ -24,9 +24,7 @@ def resolve_device(name: str) -> "torch.device":
     """The device of a name, such as "cpu", "cuda", "cuda:1" or "mps"; "auto" is the first CUDA device, else the CPU.
 
     A CUDA device becomes the process's current one: streams, events and kernels that name no device work there.
-
-    Raises:
-        ModelError: a CUDA device or Apple's GPU that is not there.
+    ModelError for a CUDA device or Apple's GPU that is not there.
     """
     import torch
 
@@ -56,13 +54,6 @@ def available_ram_bytes(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
     return max(available, 0)
 
 
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM now."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
-
-
 def peak_resident_bytes(status: Path = Path("/proc/self/status")) -> int:
     """Most memory of this process that was in RAM: since the last reset on Linux, else since its start."""
     for line in _lines(status):
@@ -76,12 +67,6 @@ def peak_resident_bytes(status: Path = Path("/proc/self/status")) -> int:
 
     memory = psutil.Process().memory_info()
     return int(getattr(memory, "peak_wset", memory.rss))
-
-
-def reset_peak_resident_bytes() -> None:
-    """Reset the peak, where the system can (Linux)."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _lines(path: Path) -> list[str]:
@@ -110,22 +95,19 @@ def gpu_names() -> list[str]:
 class Device:
     """Figures of one device: PyTorch's memory on a CUDA device, the memory of the process in RAM on any other.
 
-    Attributes:
-        torch: PyTorch's device, for tensors.
-        type: "cuda", "cpu" or "mps".
+    ``torch`` is PyTorch's device, for tensors; ``type`` is "cuda", "cpu" or "mps".
     """
 
     def __init__(self, device: "torch.device") -> None:
-        self.torch = device
-        self.type = device.type
-        self._cuda = device.type == "cuda"
+        import torch
+
+        self.torch, self.type = device, device.type
+        self._cuda = torch.cuda if device.type == "cuda" else None
 
     @property
     def name(self) -> str:
         """The GPU's name, or the type of another device."""
-        import torch
-
-        return torch.cuda.get_device_name(self.torch) if self._cuda else self.type
+        return self._cuda.get_device_name(self.torch) if self._cuda else self.type
 
     @property
     def description(self) -> str:
@@ -137,30 +119,26 @@ class Device:
 
     def memory_bytes(self) -> int:
         """Memory in use now."""
-        import torch
+        import psutil
 
-        return torch.cuda.memory_allocated(self.torch) if self._cuda else resident_bytes()
+        return self._cuda.memory_allocated(self.torch) if self._cuda else int(psutil.Process().memory_info().rss)
 
     def reset_peak(self) -> None:
-        """Count the peak from here on."""
-        import torch
-
+        """Count the peak from here on, where the system can: in RAM on Linux only."""
         if self._cuda:
-            torch.cuda.reset_peak_memory_stats(self.torch)
-        else:
-            reset_peak_resident_bytes()
+            self._cuda.reset_peak_memory_stats(self.torch)
+            return
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
 
     def peak_bytes(self) -> int:
         """Most memory in use since the last reset."""
-        import torch
-
-        return torch.cuda.max_memory_allocated(self.torch) if self._cuda else peak_resident_bytes()
+        return self._cuda.max_memory_allocated(self.torch) if self._cuda else peak_resident_bytes()
 
     def available_bytes(self) -> int:
         """Memory that is free, or that PyTorch keeps without using it."""
-        import torch
-
         if not self._cuda:
             return available_ram_bytes()
-        kept_by_allocator = torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch)
-        return torch.cuda.mem_get_info(self.torch)[0] + kept_by_allocator
+        free: int = self._cuda.mem_get_info(self.torch)[0]
+        kept_by_allocator: int = self._cuda.memory_reserved(self.torch) - self._cuda.memory_allocated(self.torch)
+        return free + kept_by_allocator

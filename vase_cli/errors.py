@@ -1,13 +1,5 @@
 """Errors that a user can fix, as opposed to bugs.
 
-::
-
-    VaseError                exit code 2: the user's input
-    ├── ConfigError          a recipe, zoo entry, option or value
-    ├── DataError            a problem set, a row, a stored completion
-    ├── ModelError           a model that cannot be found, loaded or served
-    └── RunError             exit code 1: a run that started and failed
-
 The command line prints the message of a ``VaseError`` as one line on stderr. A message says what is
 wrong, where, and what to do. Every other exception is a bug and keeps its traceback.
 """
@@ -32,7 +24,7 @@ class ConfigError(VaseError):
 
 
 class DataError(VaseError):
-    """A problem set or a stored completion that cannot be read."""
+    """A problem set, a row or a stored completion that cannot be read."""
 
 
 class ModelError(VaseError):
@@ -89,11 +81,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def decode_text(content: bytes, where: str, kind: type[VaseError]) -> str:
-    """UTF-8 as text, without a byte-order mark at its start.
-
-    Raises:
-        VaseError: of ``kind``, naming the line of the first byte that is not UTF-8.
-    """
+    """UTF-8 as text, without a byte-order mark at its start; an error of ``kind`` names the line of a wrong byte."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -28,11 +28,7 @@ def names(group: str) -> list[str]:
 
 
 def load(group: str, name: str) -> Any:
-    """The object registered under ``name``; a built-in wins over an entry point of the same name.
-
-    Raises:
-        ConfigError: no such name, with the nearest one suggested.
-    """
+    """The object registered under ``name``, first a built-in one; a ConfigError suggests the nearest name there is."""
     kind, constant = _GROUPS[group]
     if module := _built_in(group).get(name):
         return getattr(importlib.import_module(module), constant)

@@ -17,11 +17,7 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | No
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors of a safetensors file, on the CPU, and the metadata of its header.
-
-    Raises:
-        DataError: the file is missing, cut, or not of this kind.
-    """
+    """Read tensors, on the CPU, and header metadata of a safetensors file; DataError for none, a cut or another one."""
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():
@@ -36,16 +32,12 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def require_tensor(
     path: Path, tensors: Mapping[str, Tensor], name: str, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    """One tensor of a file.
-
-    Raises:
-        DataError: it is missing, or of another shape or type.
-    """
+    """One tensor of a file; DataError if it is missing, or of another shape or type."""
     if name not in tensors:
         raise DataError(f"{path}: it holds no '{name}'; restore it")
     tensor = tensors[name]
-    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
-        stored = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-        wanted = f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
+    kinds = ((tensor.shape, tensor.dtype), (shape, dtype))
+    stored, wanted = (f"{tuple(size)} {str(kind).removeprefix('torch.')}" for size, kind in kinds)
+    if stored != wanted:
         raise DataError(f"{path}: '{name}' is {stored}, not {wanted}; restore it")
     return tensor

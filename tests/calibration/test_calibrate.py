@@ -20,7 +20,7 @@ from vase_cli.config.threshold_facts import parse_rule
 from vase_cli.engine.factory import EngineFactory
 from vase_cli.engine.plan import plan_run
 from vase_cli.errors import ConfigError, DataError, ModelError, RunError
-from vase_cli.evaluation.evaluate import EvalTask, longest_prompt, prepare, requests_of
+from vase_cli.evaluation.evaluate import EvalTask, Job, prepare
 from vase_cli.runs.folder import lock_folder
 from vase_cli.tasks.base import resolve_tasks
 
@@ -198,12 +198,9 @@ def test_tokens_are_the_same_as_without_calibration(model_folder: Callable[..., 
     folder = model_folder("qwen3")
     found = calibrated(folder, problems, tmp_path / "out")
     factory = a_factory(folder)
-    task = the_task(factory, problems)
-    prompts = {problem.id: factory.encode(problem.prompt) for problem in task.problems.problems}
-    engine = factory.engine(task.limits, max_num_seqs=3, longest_prompt_tokens=longest_prompt(task, prompts))
-    expected = {
-        text.request.id: list(text.token_ids) for text in engine.generate(r for r, _ in requests_of(task, prompts))
-    }
+    job = Job(factory, the_task(factory, problems))
+    engine = factory.engine(job.task.limits, max_num_seqs=3, longest_prompt_tokens=job.longest)
+    expected = {text.request.id: list(text.token_ids) for text in engine.generate(job.missing(()))}
     assert {text["id"]: text["token_ids"] for text in read_jsonl(found.path / "texts.jsonl")} == expected
     assert len({len(tokens) for tokens in expected.values()}) > 1
 

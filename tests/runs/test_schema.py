@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from helpers.run_examples import a_run, a_sample, measured, open_run
 from pydantic import ValidationError
 
@@ -119,8 +120,11 @@ def test_records_do_not_change() -> None:
     assert sample == Sample(**dict(sample))
 
 
-def test_the_environment_completes_a_run_json() -> None:
-    found = environment(["NVIDIA H200"])
+def test_the_environment_completes_a_run_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: ["NVIDIA H200"][index])
+    found = environment()
     Run(**{**a_run().model_dump(), **found})
     assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["versions"].keys() == {

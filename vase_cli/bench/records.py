@@ -17,7 +17,6 @@ import torch
 from vase_cli.bench.cells import Cell, Steps
 from vase_cli.bench.floor import copy_bandwidth, count_reads, weights_read
 from vase_cli.bench.loop import prefill_speed, run_loop, staggered, step_figures
-from vase_cli.device import gpu_names
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.plan import RunPlan
 from vase_cli.errors import ConfigError, ModelError
@@ -107,7 +106,7 @@ class Bench:
             "steps": self.steps.measured,
             "cells": [{key: record[key] for key in _SUMMARIZED if key in record} for record in records],
             "out_of_memory": sum(record["status"] == OUT_OF_MEMORY for record in records),
-            **environment(gpu_names()),
+            **environment(),
         }
 
     def _heading(self, cell: Cell) -> dict[str, Any]:

@@ -24,15 +24,7 @@ from vase_cli.config.threshold_facts import FitRule, entry_text, entry_to_write,
 from vase_cli.engine.factory import EngineFactory
 from vase_cli.engine.requests import Completion, FinishedRow
 from vase_cli.errors import ConfigError, ModelError, RunError, file_access
-from vase_cli.evaluation.evaluate import (
-    EvalTask,
-    Progress,
-    describe_run,
-    events,
-    longest_prompt,
-    planned_steps,
-    requests_of,
-)
+from vase_cli.evaluation.evaluate import EvalTask, Job, Progress, describe_run, events
 from vase_cli.models.describe import weights_digest
 from vase_cli.randomness import stream_key
 from vase_cli.runs.files import write_document, write_file
@@ -101,24 +93,21 @@ def write_to_zoo(calibration: Calibration, entry: ModelEntry, folder: Path, *, b
 
 def _measure(factory: EngineFactory, task: EvalTask, state: CalibrationState, progress: Progress) -> None:
     """Generate the texts that are not finished yet, and measure each as it ends."""
-    plan, name = factory.plan, task.task.name
-    prompts = {problem.id: factory.encode(problem.prompt) for problem in task.problems.problems}
-    longest = longest_prompt(task, prompts)
-    texts = list(requests_of(task, prompts))
-    planned, finished = len(texts), set(state.finished)
-    requests = [request for request, _ in texts if request.id not in finished]
+    plan, name, job = factory.plan, task.task.name, Job(factory, task)
+    planned, requests = len(job.requests), job.missing(set(state.finished))
     if not requests:
         progress.start(name, planned, planned)
         return
     rows = state.slots or plan.recipe.slots
-    memory = factory.memory([(task.limits, longest)], planned, rows, reserved_bytes=state.statistics.most_bytes)
+    memory = factory.memory([(task.limits, job.longest)], planned, rows, reserved_bytes=state.statistics.most_bytes)
     state.slots = memory.max_num_seqs
-    decode_path = factory.decode_path(planned_steps([task], [longest], memory.max_num_seqs))
+    decode_path = factory.decode_path(job.planned_steps(memory.max_num_seqs))
     for line in (*plan.notes, memory.message(), decode_path.message):
         progress.note(line)
-    recorder = _Recorder(state, plan.recipe.seed, {request.id: problem.id for request, problem in texts})
+    problem_ids = {request.id: problem.id for request, problem in job.requests.values()}
+    recorder = _Recorder(state, plan.recipe.seed, problem_ids)
     engine = factory.engine(
-        task.limits, max_num_seqs=state.slots, longest_prompt_tokens=longest, compiled=decode_path.compiled
+        task.limits, max_num_seqs=state.slots, longest_prompt_tokens=job.longest, compiled=decode_path.compiled
     )
     progress.start(name, planned - len(requests), planned)
     try:

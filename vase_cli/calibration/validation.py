@@ -88,7 +88,7 @@ def validate(
 
 
 def _row(run: FinishedRun, method: str, outliers: str | None, full: FinishedRun, task: str) -> dict[str, Any]:
-    difference, error, _ = run.against(full, task)
+    difference, error = run.against(full, task)
     figures = {key: getattr(run.summary.tasks[task], key) for key in _FIGURES}
     figures |= {"difference": difference, "difference_standard_error": error}
     return {"label": run.label, "method": method, "outliers": outliers, **figures}

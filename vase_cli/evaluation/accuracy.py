@@ -16,14 +16,17 @@ class Estimate(NamedTuple):
     Both are fractions of 1; None without problems, and the error for fewer than two.
     """
 
-    mean: float | None
-    standard_error: float | None
-    problems: int
+    mean: float | None = None
+    standard_error: float | None = None
 
 
-def mean_accuracy(problems: Sequence[Sequence[float]]) -> Estimate:
-    """Estimate the accuracy from the scores of each problem's samples, of which each has at least one."""
-    return _estimate([statistics.fmean(scores) for scores in problems])
+def mean_score(problems: Sequence[Sequence[float]]) -> Estimate:
+    """Estimate the mean score from those of each problem's samples, of which each has at least one."""
+    means = [statistics.fmean(scores) for scores in problems]
+    if not means:
+        return Estimate()
+    error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
+    return Estimate(statistics.fmean(means), error)
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -44,11 +47,4 @@ def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence
     Each run maps problem ids to the scores of their samples; problems that only one run has are left out.
     """
     shared = sorted(a.keys() & b.keys())
-    return _estimate([statistics.fmean(a[problem]) - statistics.fmean(b[problem]) for problem in shared])
-
-
-def _estimate(values: Sequence[float]) -> Estimate:
-    if not values:
-        return Estimate(None, None, 0)
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return Estimate(statistics.fmean(values), error, len(values))
+    return mean_score([[statistics.fmean(a[problem]) - statistics.fmean(b[problem])] for problem in shared])

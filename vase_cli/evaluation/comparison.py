@@ -19,26 +19,18 @@ READING = (
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What an evaluation leaves.
+    """What an evaluation leaves."""
 
-    Attributes:
-        label: the eviction method's name, or another that tables show.
-        budgets: tokens by task; None for the full cache.
-        summary: figures of all samples.
-        samples: every one by id.
-        path: the run's folder; None where nothing is stored.
-    """
-
-    label: str
-    budgets: Mapping[str, int | None]
-    summary: Summary
-    samples: Mapping[str, Sample]
-    path: Path | None = None
+    label: str  # the eviction method's name, or another that tables show
+    budgets: Mapping[str, int | None]  # tokens by task; None for the full cache
+    summary: Summary  # of all samples
+    samples: Mapping[str, Sample]  # every one by id
+    path: Path | None = None  # the run's folder; None where nothing is stored
 
     def against(self, full: "FinishedRun | None", task: str) -> Estimate:
         """Accuracy in a task minus that of ``full``; no difference without ``full`` or for that run itself."""
         if full is None or full is self:
-            return Estimate(None, None, 0)
+            return Estimate()
         return paired_difference(self._scores(task), full._scores(task))
 
     def _scores(self, task: str) -> dict[str, list[float]]:

@@ -2,15 +2,15 @@
 
 import contextlib
 import dataclasses
+import itertools
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from vase_cli import plugins
-from vase_cli.device import gpu_names
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.factory import EngineFactory
 from vase_cli.engine.plan import GenerationLimits, RunPlan
@@ -20,9 +20,7 @@ from vase_cli.evaluation.comparison import FinishedRun
 from vase_cli.evaluation.regrade import graded
 from vase_cli.evaluation.repetition import has_garbage_tail, has_repetition
 from vase_cli.evaluation.writer import RunWriter
-from vase_cli.graders.base import Grader
 from vase_cli.models.describe import weights_digest
-from vase_cli.models.tokenizer import Prompt
 from vase_cli.runs.environment import environment
 from vase_cli.runs.folder import RUN_FILE, RunFolder, config_hash, now, read_sessions, run_name
 from vase_cli.runs.schema import FORMAT, Run, RunTask, Sample
@@ -54,10 +52,38 @@ class EvalTask:
     samples: int
     limits: GenerationLimits
 
-    @property
-    def planned(self) -> int:
-        """Samples of all problems."""
-        return len(self.problems.problems) * self.samples
+
+class Job:
+    """A task as requests to an engine.
+
+    ``prompts`` is by problem id, ``longest`` the tokens of the longest of them. ``requests`` holds by id each request
+    and its problem, all problems once, then again: a run that is stopped early has seen as many problems as it could.
+    """
+
+    def __init__(self, factory: EngineFactory, task: EvalTask, *, raw: bool = False) -> None:
+        """Encode the prompts; a limit that leaves no room after any of them is a ConfigError."""
+        self.task, problems = task, task.problems.problems
+        self.prompts = {problem.id: factory.encode(problem.prompt, raw=raw) for problem in problems}
+        tokens, limit = [len(prompt.token_ids) for prompt in self.prompts.values()], task.limits.max_total_tokens
+        if min(tokens) >= limit:
+            which = "the prompt has" if len(tokens) == 1 else f"the shortest prompt of {task.task.name} has"
+            full = f"{which} {min(tokens):,} tokens, which leaves nothing of the limit of {limit:,}"
+            raise ConfigError(f"{full}: shorten it, raise --max-total-tokens, or take a model with a longer context")
+        self.longest = max(tokens)
+        self.requests: dict[str, tuple[Request, Problem]] = {}
+        for sample, problem in itertools.product(range(task.samples), problems):
+            name = f"{task.task.name}/{problem.id}"
+            request = Request(f"{name}/{sample}", self.prompts[problem.id].token_ids, name, sample)
+            self.requests[request.id] = request, problem
+
+    def missing(self, finished: Container[str]) -> list[Request]:
+        """The requests whose ids are not among the finished ones."""
+        return [request for request, _ in self.requests.values() if request.id not in finished]
+
+    def planned_steps(self, slots: int) -> int:
+        """Decode steps as if every text reached its limit, the same whether a run is new or goes on."""
+        limit = self.task.limits.max_total_tokens - self.longest
+        return len(self.requests) * min(limit, self.task.limits.max_new_tokens or limit) // slots
 
 
 def prepare(
@@ -89,40 +115,33 @@ def evaluate(
 ) -> FinishedRun:
     """Generate, grade and store every sample that the run's folder does not hold yet.
 
-    On Ctrl-C and on a VaseError all finished samples are stored whole, and the summary says that it is of a part.
-
-    Args:
-        factory: makes the engines, one for each task.
-        tasks: from :func:`prepare`; one without a grader is not graded.
-        root: the folder of all runs; None stores nothing.
-        command: the command line, for the record.
-        raw: give prompts to the model as they are, without its chat template.
+    Tasks come from :func:`prepare`; one without a grader is not graded. ``root`` is the folder of all runs, None stores
+    nothing; ``command`` is kept for the record; ``raw`` gives prompts to the model without its chat template. On Ctrl-C
+    and on a VaseError all finished samples are stored whole, and the summary says that it is of a part.
     """
     plan = factory.plan
     run = describe_run(plan, tasks, command, raw=raw)
     path = None if root is None else root / run.name
-    prompts = [
-        {problem.id: factory.encode(problem.prompt, raw=raw) for problem in task.problems.problems} for task in tasks
-    ]
-    longest = list(map(longest_prompt, tasks, prompts))
-    needed = [(task.limits, tokens) for task, tokens in zip(tasks, longest, strict=True)]
-    memory = factory.memory(needed, sum(task.planned for task in tasks), _max_num_seqs(plan, path))
+    jobs = [Job(factory, task, raw=raw) for task in tasks]
+    needed = [(job.task.limits, job.longest) for job in jobs]
+    memory = factory.memory(needed, sum(len(job.requests) for job in jobs), _max_num_seqs(plan, path))
     if path is None or not path.exists():
         factory.load()  # weights that cannot be loaded leave no folder behind
     with contextlib.nullcontext() if path is None else RunFolder(path, run) as folder:
         for line in (*plan.notes, *_budget_lines(tasks), *(folder.notes if folder else ()), memory.message()):
             progress.note(line)
         writer = RunWriter(plan, run, folder, memory.max_num_seqs)
-        jobs = [_Job(*job, writer.samples) for job in zip(tasks, prompts, longest, strict=True)]
+        missing = [len(job.missing(writer.samples)) for job in jobs]
         try:
-            if any(job.missing for job in jobs):
-                decode_path = factory.decode_path(planned_steps(tasks, longest, memory.max_num_seqs))
+            if any(missing):
+                decode_path = factory.decode_path(sum(job.planned_steps(memory.max_num_seqs) for job in jobs))
                 progress.note(decode_path.message)
                 plan.device.reset_peak()  # what loading took for a moment is not of the run
                 compiled = decode_path.compiled
-            for job in jobs:
-                progress.start(job.task.task.name, job.task.planned - len(job.missing), job.task.planned)
-                if job.missing:
+            for job, count in zip(jobs, missing, strict=True):
+                planned = len(job.requests)
+                progress.start(job.task.task.name, planned - count, planned)
+                if count:
                     _generate(factory, job, writer, progress, compiled=compiled)
         finally:
             summary = writer.finish()
@@ -191,7 +210,7 @@ def describe_run(plan: RunPlan, tasks: Sequence[EvalTask], command: Sequence[str
             )
             for task in tasks
         ],
-        **environment(gpu_names()),
+        **environment(),
         started_at=now(),
         command=list(command),
     )
@@ -203,28 +222,15 @@ def _problems_digest(problems: ProblemSet) -> str:
     return config_hash({"problems": rows})[:16]
 
 
-class _Job:
-    """One task of this process: its prompts, and the requests whose samples are not stored yet."""
-
-    def __init__(self, task: EvalTask, prompts: Mapping[str, Prompt], longest: int, stored: Collection[str]) -> None:
-        self.task, self.prompts, self.longest = task, prompts, longest
-        self.missing = {
-            request.id: (request, problem)
-            for request, problem in requests_of(task, prompts)
-            if request.id not in stored
-        }
-
-
-def _generate(factory: EngineFactory, job: _Job, writer: RunWriter, progress: Progress, *, compiled: bool) -> None:
-    """Generate, grade and store what is missing of one task."""
+def _generate(factory: EngineFactory, job: Job, writer: RunWriter, progress: Progress, *, compiled: bool) -> None:
     task = job.task.task
     engine = factory.engine(
         job.task.limits, max_num_seqs=writer.max_num_seqs, longest_prompt_tokens=job.longest, compiled=compiled
     )
     writer.count(engine)
-    grader: Grader | None = plugins.load("graders", task.grader)() if task.grader else None
+    judge = plugins.load("graders", task.grader)() if task.grader else contextlib.nullcontext()
     # Grading waits for other processes and generation for the device: one thread lets them overlap.
-    with contextlib.nullcontext() if grader is None else grader, ThreadPoolExecutor(max_workers=1) as pool:
+    with judge as grader, ThreadPoolExecutor(max_workers=1) as pool:
         grading: deque[Future[Sample]] = deque()
 
         def store_graded(*, wait: bool) -> None:
@@ -234,12 +240,10 @@ def _generate(factory: EngineFactory, job: _Job, writer: RunWriter, progress: Pr
                 progress.sample(sample)
 
         try:
-            for event in events(engine, (request for request, _ in job.missing.values()), progress):
+            for event in events(engine, job.missing(writer.samples), progress):
                 writer.max_num_seqs = engine.settings.max_num_seqs
                 if isinstance(event, Completion):
-                    _, problem = job.missing[event.request.id]
-                    sample = _sample(factory, task.name, problem, job.prompts[problem.id], event)
-                    grading.append(pool.submit(graded, grader, task.fallbacks, sample))
+                    grading.append(pool.submit(graded, grader, task.fallbacks, _sample(factory, job, event)))
                 store_graded(wait=False)
         finally:
             store_graded(wait=True)
@@ -253,34 +257,6 @@ def events(engine: Engine, requests: Iterable[Request], progress: Progress) -> I
         elif isinstance(event, Notice):
             progress.note(f"warning: {event.message}")
         yield event
-
-
-def requests_of(task: EvalTask, prompts: Mapping[str, Prompt]) -> Iterator[tuple[Request, Problem]]:
-    """Take all problems once, then again: a run that is stopped early has seen as many problems as it could."""
-    for sample in range(task.samples):
-        for problem in task.problems.problems:
-            name = f"{task.task.name}/{problem.id}"
-            yield Request(f"{name}/{sample}", prompts[problem.id].token_ids, name, sample), problem
-
-
-def longest_prompt(task: EvalTask, prompts: Mapping[str, Prompt]) -> int:
-    """Count the tokens of the longest prompt; a limit that leaves no room after any of them is refused."""
-    tokens = [len(prompt.token_ids) for prompt in prompts.values()]
-    limit = task.limits.max_total_tokens
-    if min(tokens) >= limit:
-        which = "the prompt has" if len(tokens) == 1 else f"the shortest prompt of {task.task.name} has"
-        way_out = "shorten it, raise --max-total-tokens, or take a model with a longer context"
-        raise ConfigError(f"{which} {min(tokens):,} tokens, which leaves nothing of the limit of {limit:,}: {way_out}")
-    return max(tokens)
-
-
-def planned_steps(tasks: Sequence[EvalTask], longest: Sequence[int], slots: int) -> int:
-    """Count decode steps as if every text reached its limit, the same whether a run is new or goes on."""
-    steps = 0
-    for task, prompt_tokens in zip(tasks, longest, strict=True):
-        limit = task.limits.max_total_tokens - prompt_tokens
-        steps += task.planned * min(limit, task.limits.max_new_tokens or limit) // slots
-    return steps
 
 
 def _max_num_seqs(plan: RunPlan, path: Path | None) -> int | str:
@@ -299,18 +275,19 @@ def _budget_lines(tasks: Sequence[EvalTask]) -> Iterator[str]:
                 yield f"warning: {budget.warning}"
 
 
-def _sample(factory: EngineFactory, task: str, problem: Problem, prompt: Prompt, completion: Completion) -> Sample:
+def _sample(factory: EngineFactory, job: Job, completion: Completion) -> Sample:
+    request, problem = job.requests[completion.request.id]
     text = factory.tokenizer.decode(completion.token_ids)
     return Sample(
-        id=completion.request.id,
-        task=task,
+        id=request.id,
+        task=job.task.task.name,
         problem_id=problem.id,
-        sample=completion.request.sample,
+        sample=request.sample,
         seed=factory.plan.recipe.seed,
-        prompt_tokens=len(prompt.token_ids),
+        prompt_tokens=len(request.prompt_token_ids),
         completion_tokens=len(completion.token_ids),
         text=text,
-        thought_open=prompt.thought_open,
+        thought_open=job.prompts[problem.id].thought_open,
         finish_reason=completion.finish_reason,
         error=completion.error,
         grade="error" if completion.finish_reason == "error" else None,

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from vase_cli import plugins
 from vase_cli.errors import ConfigError
@@ -11,14 +10,6 @@ from vase_cli.evaluation.summary import summarize
 from vase_cli.graders.base import Grader
 from vase_cli.runs.folder import RunFolder
 from vase_cli.runs.schema import Sample, Summary
-
-
-class Regraded(NamedTuple):
-    """The new summary, how many grades changed, and the file that keeps the old samples (None if none changed)."""
-
-    summary: Summary
-    changed: int
-    backup: Path | None
 
 
 def graded(grader: Grader | None, fallbacks: Sequence[str], sample: Sample) -> Sample:
@@ -38,8 +29,11 @@ def store_summary(folder: RunFolder) -> Summary:
     return summary
 
 
-def regrade(path: Path) -> Regraded:
-    """Grade the stored texts of a run again; VaseError says in one line why it cannot."""
+def regrade(path: Path) -> tuple[Summary, int, Path | None]:
+    """Grade the stored texts of a run again; VaseError says in one line why it cannot.
+
+    The new summary, how many grades changed, and the file that keeps the old samples (None if nothing changed).
+    """
     with RunFolder(path) as folder, contextlib.ExitStack() as stack:
         tasks = {task.name: task for task in folder.run.tasks}
         if ungraded := [name for name, task in tasks.items() if not task.grader]:
@@ -47,10 +41,8 @@ def regrade(path: Path) -> Regraded:
             raise ConfigError(f"{path}: '{ungraded[0]}' has no right answers: {made}")
         names = {task.grader for task in tasks.values()}
         graders = {name: stack.enter_context(plugins.load("graders", name)()) for name in names}
-        samples, changed = [], 0
-        for sample in folder.samples.values():
-            task = tasks[sample.task]
-            samples.append(graded(graders[task.grader], task.fallbacks, sample))
-            changed += samples[-1].grade != sample.grade
-        backup = folder.replace_completions(samples)
-        return Regraded(store_summary(folder), changed, backup)
+        old = list(folder.samples.values())
+        new = [graded(graders[tasks[sample.task].grader], tasks[sample.task].fallbacks, sample) for sample in old]
+        changed = sum(before.grade != after.grade for before, after in zip(old, new, strict=True))
+        backup = folder.replace_completions(new)
+        return store_summary(folder), changed, backup

@@ -14,10 +14,10 @@ _SHORTEST_PHRASE = 10  # characters; a longer phrase that repeats holds a shorte
 _DISTINCT = 3  # different letters or digits in what repeats
 _LONGEST_PERIOD = (_LOOP_TAIL - _SHORTEST_PHRASE) // (_TIMES - 1)
 
-_GARBAGE_TAIL = 200  # characters looked at
 _FEWEST_SIGNS = 10
-_FEWEST_SCRIPTS = 4
-_EAST_ASIAN = {"CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "FULLWIDTH", "HALFWIDTH", "IDEOGRAPHIC"}
+_EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "FULLWIDTH", "HALFWIDTH", "IDEOGRAPHIC")
+_LETTERLIKE = ("MATHEMATICAL", "DOUBLE", "SCRIPT", "FEMININE", "MASCULINE", "MICRO")  # signs of formulas read as Latin
+_SCRIPTS = {**dict.fromkeys(_EAST_ASIAN, "EAST ASIAN"), **dict.fromkeys(_LETTERLIKE, "LATIN")}
 
 
 def has_repetition(text: str) -> bool:
@@ -58,13 +58,13 @@ def has_garbage_tail(text: str) -> bool:
       (``naمرinkствова``). Latin beside Greek, as in formulas, and anything beside East Asian writing,
       which has no spaces, do not count.
     """
-    tail = text[-_GARBAGE_TAIL:]
+    tail = text[-200:]
     visible = [character for character in tail if not character.isspace()]
     broken = sum(c == "\ufffd" or unicodedata.category(c) in ("Cc", "Cs", "Co", "Cn") for c in visible)
     if broken >= _FEWEST_SIGNS and 2 * broken > len(visible):
         return True
     scripts = [_script(character) for character in tail]
-    if len(set(scripts) - {None}) < _FEWEST_SCRIPTS:
+    if len(set(scripts) - {None}) < 4:
         return False
     joined = [{left, right} for left, right in itertools.pairwise(scripts) if left and right and left != right]
     return sum("EAST ASIAN" not in pair and pair != {"LATIN", "GREEK"} for pair in joined) >= _FEWEST_SIGNS
@@ -77,7 +77,4 @@ def _script(character: str) -> str | None:
     if not unicodedata.category(character).startswith("L"):
         return None
     script = unicodedata.name(character, "UNNAMED").split()[0].split("-")[0]
-    if script in _EAST_ASIAN:
-        return "EAST ASIAN"
-    # Letter-like symbols of formulas (blackboard bold, italic alphabets) read as Latin.
-    return "LATIN" if script in ("MATHEMATICAL", "DOUBLE", "SCRIPT", "FEMININE", "MASCULINE", "MICRO") else script
+    return _SCRIPTS.get(script, script)

@@ -5,16 +5,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vase_cli.evaluation.accuracy import mean_accuracy, pass_at_k
+from vase_cli.evaluation.accuracy import mean_score, pass_at_k
 from vase_cli.runs.schema import Metrics, Run, RunTask, Sample, Session, Summary
 
 
 def summarize(samples: Iterable[Sample], run: Run, sessions: Sequence[Session] = ()) -> Summary:
     """Work out the figures of a run from its finished samples; speed and memory from its sessions alone."""
-    by_task: dict[str, list[Sample]] = {task.name: [] for task in run.tasks}
-    for sample in samples:
-        by_task[sample.task].append(sample)
-    finished = [sample for task in by_task.values() for sample in task]
+    finished = list(samples)
     overall = _metrics(finished, run.tasks)
     return Summary(
         name=run.name,
@@ -22,7 +19,7 @@ def summarize(samples: Iterable[Sample], run: Run, sessions: Sequence[Session] =
         complete=overall.complete,
         samples=overall.samples,
         planned_samples=overall.planned_samples,
-        tasks={task.name: _metrics(by_task[task.name], [task]) for task in run.tasks},
+        tasks={task.name: _metrics(finished, [task]) for task in run.tasks},
         overall=overall,
         **_speed_and_memory(finished, sessions),
     )
@@ -30,6 +27,8 @@ def summarize(samples: Iterable[Sample], run: Run, sessions: Sequence[Session] =
 
 def _metrics(samples: Sequence[Sample], tasks: Sequence[RunTask]) -> Metrics:
     """Figures over the samples of these tasks; a problem is one of its task."""
+    names = {task.name for task in tasks}
+    samples = [sample for sample in samples if sample.task in names]
     problems: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         problems.setdefault((sample.task, sample.problem_id), []).append(sample)
@@ -37,7 +36,7 @@ def _metrics(samples: Sequence[Sample], tasks: Sequence[RunTask]) -> Metrics:
     graded = [group for group in problems.values() if all(sample.grade is not None for sample in group)]
     correct = [[float(sample.grade == "correct") for sample in group] for group in graded]
     strict = [[float(sample.grade == "correct" and not _fallback(sample)) for sample in group] for group in graded]
-    accuracy = mean_accuracy(correct)
+    accuracy = mean_score(correct)
     planned = sum(task.problems * task.samples for task in tasks)
     return Metrics(
         problems=len(problems),
@@ -47,7 +46,7 @@ def _metrics(samples: Sequence[Sample], tasks: Sequence[RunTask]) -> Metrics:
         complete=len(samples) >= planned,
         accuracy=accuracy.mean,
         standard_error=accuracy.standard_error,
-        strict_accuracy=mean_accuracy(strict).mean,
+        strict_accuracy=mean_score(strict).mean,
         pass_at_k=_pass_at_powers_of_two(correct),
         no_answer_share=_mean(sample.grade == "no_answer" for group in graded for sample in group),
         truncated_share=_mean(sample.finish_reason == "length" for sample in samples),

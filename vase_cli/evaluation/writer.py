@@ -1,7 +1,5 @@
 """What this process adds to a run: samples as they are graded, and the figures of its engines."""
 
-from typing import Any
-
 from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.plan import RunPlan
@@ -17,9 +15,8 @@ _SAMPLES_BETWEEN_FIGURES = 8
 class RunWriter:
     """Stores samples in a run's folder or, without one, keeps them.
 
-    Attributes:
-        samples: those of the run by id, an earlier process's too.
-        max_num_seqs: rows of the engines, the last one's where memory ran out.
+    ``samples`` are those of the run by id, an earlier process's too; ``max_num_seqs`` are the rows of the engines, the
+    last one's where memory ran out.
     """
 
     def __init__(self, plan: RunPlan, run: Run, folder: RunFolder | None, max_num_seqs: int) -> None:
@@ -51,13 +48,10 @@ class RunWriter:
         return summarize(self.samples.values(), self._run) if self._folder is None else store_summary(self._folder)
 
     def _write_figures(self) -> None:
-        if self._folder is not None and self._stats:
-            self._folder.record_session(self._figures())
-
-    def _figures(self) -> dict[str, Any]:
-        """The session keys of the report, see ``vase eval --schema``."""
+        if self._folder is None or not self._stats:
+            return
         stats, cache = sum(self._stats, EngineStats()), max(self._caches, key=lambda shape: shape.bytes)
-        return {
+        figures = {
             "device": self._plan.device.name,
             "slots": self.max_num_seqs,
             "samples": self._appended,
@@ -70,3 +64,4 @@ class RunWriter:
             "cache_bytes_per_token": cache.kv_bytes // (cache.max_num_seqs * cache.tokens),
             "peak_bytes": self._plan.device.peak_bytes(),
         }
+        self._folder.record_session(figures)

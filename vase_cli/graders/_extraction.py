@@ -6,7 +6,6 @@ Every repeat in a pattern is bounded: the text may be a megabyte of anything.
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 
 def answer_part(text: str, thought_open: bool) -> str | None:
@@ -15,19 +14,10 @@ def answer_part(text: str, thought_open: bool) -> str | None:
     return None if "<think>" in rest or (thought_open and not closed) else rest
 
 
-class Extracted(NamedTuple):
-    """An answer as it stands in the text, and the rule that found it."""
-
-    answer: str
-    rule: str
-
-
-def extract(part: str, fallbacks: Sequence[str]) -> Extracted | None:
-    """The answer in the last box, else that of the first fallback that finds one; None without an answer."""
-    for rule in ("boxed", *fallbacks):
-        if (answer := _RULES[rule](part)) is not None:
-            return Extracted(answer, rule)
-    return None
+def extract(part: str, fallbacks: Sequence[str]) -> tuple[str | None, str]:
+    """The answer in the last box, else that of the first fallback that finds one, and the rule; None and ""."""
+    found = ((_RULES[rule](part), rule) for rule in ("boxed", *fallbacks))
+    return next((answer for answer in found if answer[0] is not None), (None, ""))
 
 
 _BOX_TOKEN = re.compile(r"\\\\?(?P<box>boxed|fbox)(?![A-Za-z])\s*|\\.|[{}]", re.DOTALL)
@@ -94,7 +84,7 @@ _NUMBER = re.compile(
 
 def _last_number(part: str) -> str | None:
     """The last number with its sign, currency and percent sign; a minus between two values is no sign."""
-    last = _last_match(_NUMBER, part)
+    last = next(iter(deque(_NUMBER.finditer(part), maxlen=1)), None)
     if last is None:
         return None
     sign = last["sign"] or ""
@@ -109,12 +99,8 @@ _LETTER = re.compile(r"(?<![A-Za-z0-9\\])(?:[(*{][A-D]|A(?!\s+[a-z])|[B-D])(?![A
 
 def _last_choice_letter(part: str) -> str | None:
     """The last capital A to D that stands alone."""
-    last = _last_match(_LETTER, part)
-    return last and last.group()[-1]
-
-
-def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+    letters: list[str] = _LETTER.findall(part)
+    return letters[-1][-1] if letters else None
 
 
 _RULES: Mapping[str, Callable[[str], str | None]] = {

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache, partial
 
-_SPELLINGS: dict[str, str | None] = {
+_CHARACTERS = str.maketrans({
     **{chr(0xFF01 + offset): chr(0x21 + offset) for offset in range(94)},  # full-width forms
     **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013", "-"),
     **dict.fromkeys("\u00a0\u2002\u2003\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000", " "),
@@ -18,8 +18,7 @@ _SPELLINGS: dict[str, str | None] = {
     "π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "∪": r"\cup ", "∈": r"\in ", "∅": r"\emptyset ",
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "°": r"^\circ ", "²": "^2", "³": "^3", "⁄": "/", "’": "'",
     "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
-}  # fmt: skip
-_CHARACTERS = str.maketrans(_SPELLINGS)
+})  # fmt: skip
 
 
 def clean(text: str) -> str:

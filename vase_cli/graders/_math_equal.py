@@ -99,11 +99,10 @@ def _same_equation(target: str, prediction: str) -> bool | None:
     targets, predictions = _latex.split_top(target, "="), _latex.split_top(prediction, "=")
     if len(targets) == 1:
         return _same(target, predictions[-1]) if len(predictions) > 1 else None
-    if len(predictions) > 1 and (
-        not _NAME.fullmatch(predictions[0]) or _latex.key(targets[0]) != _latex.key(predictions[0])
-    ):
-        return None
-    return _same(targets[-1], predictions[-1]) if _NAME.fullmatch(targets[0]) else None
+    named = _NAME.fullmatch(targets[0]) is not None
+    if named and len(predictions) > 1:
+        named = _NAME.fullmatch(predictions[0]) is not None and _latex.key(targets[0]) == _latex.key(predictions[0])
+    return _same(targets[-1], predictions[-1]) if named else None
 
 
 def _same_expression(target: str, prediction: str) -> bool:

@@ -4,16 +4,15 @@ The answer is looked for in what follows the thought, the same way for every gra
 gold answer get one spelling (``_latex.normalize``); their comparison is each grader's own business.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from vase_cli.errors import ConfigError, DataError
 from vase_cli.graders._extraction import answer_part, extract
 from vase_cli.graders._latex import clean
-
-Status = Literal["correct", "wrong", "no_answer", "error"]
 
 MAX_ANSWER_CHARS = 2000
 """A longer answer is compared as text only: nothing that long is a value, and parsing it is not bounded."""
@@ -23,13 +22,14 @@ MAX_ANSWER_CHARS = 2000
 class Grade:
     """The outcome for one completion."""
 
-    status: Status  # "error": the grader could not decide, which does not count as correct
+    # "error": the grader could not decide, which does not count as correct
+    status: Literal["correct", "wrong", "no_answer", "error"]
     extracted: str | None  # the answer as it stands in the text
     rule: str  # that found the answer: "boxed" or the name of a fallback; else ""
     detail: str = ""  # one line: why an error, or why the answer was not looked into
 
 
-class Grader(ABC):
+class Grader(AbstractContextManager["Grader", None]):
     """Judge of completions against gold answers."""
 
     name: ClassVar[str]
@@ -40,59 +40,40 @@ class Grader(ABC):
         """Grade ``text``, a whole completion, against the gold answer.
 
         ``thought_open`` says that the prompt already opened ``<think>``; ``fallbacks`` are the extraction rules to
-        try, in order, when the answer part holds no box.
-
-        Raises:
-            ConfigError: a fallback this grader does not know.
+        try, in order, when the answer part holds no box; ConfigError for one that this grader does not know.
         """
         for name in fallbacks:
             if name not in self.fallbacks_known:
                 known = ", ".join(self.fallbacks_known) or "none"
                 raise ConfigError(f"the grader '{self.name}' has no fallback '{name}'; there are: {known}")
+        answer, rule = None, ""
         try:
             target = self.parse_gold(gold)
+            if (part := answer_part(text, thought_open)) is None:
+                return Grade("no_answer", None, "", "the thought was never closed")
+            answer, rule = extract(part, fallbacks)
+            if answer is None:
+                return Grade("no_answer", None, "")
+            as_text = len(answer) > MAX_ANSWER_CHARS
+            if answer == gold.strip() if as_text else self.judge(target, answer):
+                return Grade("correct", answer, rule)
         except DataError as error:
-            return Grade("error", None, "", str(error))
-        part = answer_part(text, thought_open)
-        if part is None:
-            return Grade("no_answer", None, "", "the thought was never closed")
-        extracted = extract(part, fallbacks)
-        if extracted is None:
-            return Grade("no_answer", None, "")
-        prediction, rule = extracted
-        as_text = len(prediction) > MAX_ANSWER_CHARS
-        try:
-            correct = prediction == gold.strip() if as_text else self.judge(target, prediction)
-        except DataError as error:
-            return Grade("error", prediction, rule, str(error))
-        detail = (
-            f"longer than {MAX_ANSWER_CHARS:,} characters: compared as text only" if as_text and not correct else ""
-        )
-        return Grade("correct" if correct else "wrong", prediction, rule, detail)
+            return Grade("error", answer, rule, str(error))
+        detail = f"longer than {MAX_ANSWER_CHARS:,} characters: compared as text only" if as_text else ""
+        return Grade("wrong", answer, rule, detail)
 
     def parse_gold(self, gold: str) -> Any:
-        """The target of a gold answer, which ``judge`` compares with.
-
-        Raises:
-            DataError: what is wrong with a gold answer that this grader can never find correct.
-        """
+        """The target of a gold answer, which ``judge`` compares with; a DataError says why nothing can match it."""
         if not clean(gold):
             raise DataError("the gold answer is empty")
         return gold
 
     @abstractmethod
     def judge(self, target: Any, prediction: str) -> bool:
-        """Decide whether an extracted answer of at most ``MAX_ANSWER_CHARS`` characters is correct.
+        """Decide if an answer of at most ``MAX_ANSWER_CHARS`` characters is correct; a DataError says why it cannot."""
 
-        Raises:
-            DataError: why that could not be decided.
-        """
-
-    def close(self) -> None:  # noqa: B027 - most graders hold nothing
-        """End what the grader holds; it may be used again afterwards."""
-
-    def __enter__(self) -> Self:
-        return self
+    def close(self) -> None:
+        """End what the grader holds, if anything; it may be used again afterwards."""
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -33,15 +33,11 @@ class ChoiceGrader(Grader):
 
     def judge(self, target: str, prediction: str) -> bool:
         """Compare letters."""
-        return _letter(prediction) == target
-
-
-def _letter(prediction: str) -> str | None:
-    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", normalize(prediction)).replace("*", "").strip(" {}_")
-    letter = _LETTER.match(text)
-    if letter is None or _ANOTHER.match(letter["rest"]):
-        return None
-    return (letter["round"] or letter["square"] or letter["marked"] or letter["alone"] or "").upper()
+        text = re.sub(r"\\text\{([^{}]*)\}", r"\1", normalize(prediction)).replace("*", "").strip(" {}_")
+        letter = _LETTER.match(text)
+        if letter is None or _ANOTHER.match(letter["rest"]):
+            return False
+        return (letter["round"] or letter["square"] or letter["marked"] or letter["alone"]).upper() == target
 
 
 GRADER = ChoiceGrader

@@ -61,9 +61,7 @@ class MathGrader(Grader):
     def judge(self, target: str, prediction: str) -> bool:
         """Compare equal spellings and plain numbers in this process, all else in a worker.
 
-        Raises:
-            DataError: the comparison took too long or too much memory, or failed.
-            RunError: no worker could be started.
+        DataError if that took too long or too much memory, or failed; RunError if no worker could be started.
         """
         prediction = normalize(prediction)
         if not prediction or key(target) == key(prediction):

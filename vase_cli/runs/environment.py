@@ -1,22 +1,22 @@
-"""What a run ran on: versions, the checkout's commit, the machine. Nothing heavy is imported to find out."""
+"""What a run ran on: versions, the checkout's commit, the machine. No library is imported for its version."""
 
 import contextlib
 import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import vase_cli
+from vase_cli.device import gpu_names
 
 _LIBRARIES = ("torch", "triton", "transformers", "flash-attn", "datasets", "math-verify")
 _CHECKOUT = Path(vase_cli.__file__).resolve().parent.parent
 
 
-def environment(gpus: Sequence[str] = (), checkout: Path = _CHECKOUT) -> dict[str, Any]:
-    """Collect ``vase_version``, ``versions``, ``git`` and ``hardware`` of run.json, with the names of the GPUs."""
+def environment(checkout: Path = _CHECKOUT) -> dict[str, Any]:
+    """Collect ``vase_version``, ``versions``, ``git`` and ``hardware`` of run.json."""
     import psutil
 
     process = psutil.Process()  # which may use fewer cores than the machine has, but on macOS
@@ -25,7 +25,7 @@ def environment(gpus: Sequence[str] = (), checkout: Path = _CHECKOUT) -> dict[st
         "vase_version": vase_cli.__version__,
         "versions": {"python": platform.python_version(), **{name: library_version(name) for name in _LIBRARIES}},
         "git": _git(checkout),
-        "hardware": {"cpu": _cpu(), "cores": cores, "ram_bytes": psutil.virtual_memory().total, "gpus": list(gpus)},
+        "hardware": {"cpu": _cpu(), "cores": cores, "ram_bytes": psutil.virtual_memory().total, "gpus": gpu_names()},
     }
 
 

@@ -32,10 +32,8 @@ def read_document(path: Path, version: int, otherwise: str) -> dict[str, Any]:
 def read_lines(path: Path, kind: type[R], way_out: str) -> Iterator[tuple[bytes, R | None]]:
     """Read a .jsonl file, each line as it is and as a record; no line where there is no file.
 
-    A last line that is not a JSON object was cut by a kill or a power failure: its record is None.
-
-    Raises:
-        DataError: the file cannot be read, or another line is broken: its number, the fault and the ``way_out``.
+    A last line that is not a JSON object was cut by a kill or a power failure: its record is None. DataError if the
+    file cannot be read, or another line is broken: its number, the fault and the ``way_out``.
     """
     with file_access("read", path, DataError), contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         for number, line in enumerate(file, 1):

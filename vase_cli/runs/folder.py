@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from vase_cli.errors import ConfigError, DataError, RunError, VaseError, file_access
 from vase_cli.runs.files import checked, line_of, read_document, read_lines, write_document, write_file
@@ -42,13 +42,9 @@ _LONGEST_NAME = 150  # bytes; file systems allow 255
 class StoredRun:
     """A run folder's content. Reading changes nothing and takes no lock, so a run that is going on can be read.
 
-    Attributes:
-        path: the folder.
-        run: run.json; of a resumed run, as it was before.
-        samples: the finished ones by id, in the order of the file. Of several with the same id the first counts: it
-            is the one that was reported.
-        sessions: lines of sessions.jsonl.
-        notes: lines for the user about oddities of the files.
+    ``run`` is run.json; of a resumed run, as it was before. ``samples`` are the finished ones by id, in the order of
+    the file; of several with the same id the first counts: it is the one that was reported. ``sessions`` are the lines
+    of sessions.jsonl, ``notes`` lines for the user about oddities of the files.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,8 +75,8 @@ class StoredRun:
             self.notes.append(f"{completions} holds {known}; the first of each counts")
 
 
-class RunFolder(StoredRun):
-    """A run's folder, held by this process until ``close``; also a context manager.
+class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None]):
+    """A run's folder, held by this process until ``close``.
 
     Methods that write raise RunError if the disk is full or the folder is gone; stored samples stay whole.
     """
@@ -88,9 +84,8 @@ class RunFolder(StoredRun):
     def __init__(self, path: Path, run: Run | None = None) -> None:
         """Make the folder of a run, run.json first, or open it again; without ``run`` one that is there.
 
-        Raises:
-            ConfigError: the folder is in use, not a run's, of another config or other problems, or cannot be written.
-            DataError: a file in it is broken, other than a cut last line.
+        ConfigError if it is in use, not a run's, of another config or other problems, or cannot be written; DataError
+        if a file in it is broken, other than a cut last line.
         """
         self._completions: FileIO | None = None
         self._measured: Mapping[str, Any] | None = None  # by this process, and not yet closed
@@ -131,9 +126,8 @@ class RunFolder(StoredRun):
             if before.st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "it was deleted while the run was going on")
             try:
-                written = os.write(descriptor, line)
-                while written < len(line):
-                    written += os.write(descriptor, line[written:])
+                while line:
+                    line = line[os.write(descriptor, line) :]
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.ftruncate(descriptor, before.st_size)
@@ -151,8 +145,8 @@ class RunFolder(StoredRun):
         if new == self.samples:
             return None
         path = self.path / COMPLETIONS_FILE
-        backups = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
-        backup = next(free for free in backups if not free.exists())
+        numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+        backup = next(itertools.filterfalse(Path.exists, numbered))
         self._close_completions()
         with file_access("write", path, RunError):
             try:
@@ -164,10 +158,7 @@ class RunFolder(StoredRun):
         return backup
 
     def record_session(self, measured: Mapping[str, Any]) -> None:
-        """Write the figures of this process so far, with its name and the time, over its line of sessions.jsonl.
-
-        Called every few samples, so that a kill loses little.
-        """
+        """Write the figures of this process so far, with its name and the time, over its line of sessions.jsonl."""
         self._write_session(measured, closed=False)
         self._measured = measured
 
@@ -185,9 +176,6 @@ class RunFolder(StoredRun):
                 self._write_session(self._measured, closed=True)
                 self._measured = None
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A full disk fails twice: the first message is the one to show.
         with contextlib.suppress(VaseError) if kind is not None else contextlib.nullcontext():
@@ -199,9 +187,8 @@ class RunFolder(StoredRun):
         with file_access("write", path, ConfigError):
             if path.exists() and (self._missing_newline or path.stat().st_size != self._whole_bytes):
                 os.truncate(path, self._whole_bytes)
-                with path.open("ab") as file:
+                with path.open("ab", buffering=0) as file:
                     file.write(self._missing_newline)
-                    file.flush()
                     os.fsync(file.fileno())
 
     def _write_session(self, measured: Mapping[str, Any], *, closed: bool) -> None:

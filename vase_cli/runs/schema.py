@@ -131,6 +131,9 @@ class Metrics(Record):
     skipped_rows: int = key("rows of the problem file left out", "rows")
 
 
+_MEASURED_OVER = "of the sessions on that device; stored samples add nothing"
+
+
 class Summary(Record):
     """summary.json: the figures of a run."""
 
@@ -146,15 +149,10 @@ class Summary(Record):
     device: str | None = key("device of the last session that decoded: the keys below are of it")
     slots: int | None = key("sequences decoded at a time, in that session", "sequences")
     prefill_tokens_per_s: float | None = key(
-        "measured: prompt tokens over time in prefill, of the sessions on that device; stored samples add nothing",
-        "tokens/s",
-        timing=True,
+        f"measured: prompt tokens over time in prefill, {_MEASURED_OVER}", "tokens/s", timing=True
     )
     decode_tokens_per_s: float | None = key(
-        "measured: tokens decoded in all slots over time in decoding, of the sessions on that device; "
-        "stored samples add nothing",
-        "tokens/s",
-        timing=True,
+        f"measured: tokens decoded in all slots over time in decoding, {_MEASURED_OVER}", "tokens/s", timing=True
     )
     weights_bytes: int | None = key("the model's weights, in that session", "bytes")
     cache_bytes: int | None = key("the KV cache of all slots, in that session", "bytes")
@@ -178,14 +176,12 @@ SCHEMA: dict[str, type[Record]] = {
 
 def fault(error: ValidationError) -> str:
     """Say in one line what is wrong with an object: its missing and unknown keys, else its first wrong value."""
-    named: dict[str, list[str]] = {"missing": [], "extra_forbidden": []}
-    wrong = ""
-    for detail in error.errors(include_url=False):
-        name = ".".join(map(str, detail["loc"]))
-        named.setdefault(detail["type"], []).append(name)
-        wrong = wrong or f"{name} is {detail['input']!r:.40}, not {detail['msg'].removeprefix('Input should be ')}"
-    titles = {"missing": named["missing"], "unknown": named["extra_forbidden"]}
-    return "; ".join(f"{title}: {', '.join(names)}" for title, names in titles.items() if names) or wrong
+    details = [(".".join(map(str, detail["loc"])), detail) for detail in error.errors(include_url=False)]
+    titles = {"missing": "missing", "unknown": "extra_forbidden"}
+    keys = {title: [name for name, detail in details if detail["type"] == kind] for title, kind in titles.items()}
+    name, first = details[0]
+    wrong = f"{name} is {first['input']!r:.40}, not {first['msg'].removeprefix('Input should be ')}"
+    return "; ".join(f"{title}: {', '.join(names)}" for title, names in keys.items() if names) or wrong
 
 
 def described(record: type[Record]) -> list[dict[str, Any]]:

@@ -30,11 +30,8 @@ def data_path(data: Path | None) -> Path | None:
 def find_data(task: str, data: Path | None) -> Path | None:
     """The local file that holds a task's rows: of ``data``, else of ``$VASE_DATA``, else None (the hub).
 
-    Either names a file, or a folder with ``TASK.jsonl``, ``.json``, ``.csv`` or ``.parquet`` in it.
-    ``$VASE_DATA`` may lack a task, which then comes from the hub; ``data`` may not.
-
-    Raises:
-        DataError: no such file or folder, or a file with another task's name.
+    Either names a file, or a folder with ``TASK.jsonl``, ``.json``, ``.csv`` or ``.parquet`` in it; ``$VASE_DATA`` may
+    lack a task, ``data`` may not. DataError for no such file or folder, or a file with another task's name.
     """
     path = data_path(data)
     if path is None:
@@ -68,11 +65,7 @@ def _problem_files(folder: Path) -> list[str]:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a JSON Lines, JSON, CSV or Parquet file; a row that cannot be read carries its fault.
-
-    Raises:
-        DataError: the file as a whole cannot be read.
-    """
+    """The rows of a JSON Lines, JSON, CSV or Parquet file, a bad one with its fault; DataError for a bad file."""
     reader = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
         raise DataError(f"{path}: {UNKNOWN_KIND}")
@@ -87,24 +80,21 @@ def _json_lines(path: Path, raw: bytes) -> Iterator[Row]:
     lines = raw.split(b"\n")
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            try:
-                value = _json_value(line, last=number == len(lines))
-            except RowError as fault:
-                value = fault
-            yield Row(f"{path}:{number}", value)
+            yield Row(f"{path}:{number}", _json_value(line, last=number == len(lines)))
 
 
 def _json_value(line: bytes, *, last: bool) -> Any:
+    """The value of a line, or a RowError in its place."""
     if b"\0" in line:
-        raise RowError("holds a NUL byte")
+        return RowError("holds a NUL byte")
     if line.startswith(_BOM):
-        raise RowError("a byte-order mark inside the file (two files joined?)")
+        return RowError("a byte-order mark inside the file (two files joined?)")
     try:
         return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise RowError(f"bad UTF-8 at byte {error.start + 1} of the line") from error
+        return RowError(f"bad UTF-8 at byte {error.start + 1} of the line")
     except (ValueError, RecursionError) as error:
-        raise RowError("the last line is cut off in the middle of a row" if last else _invalid_json(error)) from error
+        return RowError("the last line is cut off in the middle of a row" if last else _invalid_json(error))
 
 
 def _invalid_json(error: ValueError | RecursionError) -> str:

@@ -22,11 +22,7 @@ class HubSource:
 
 
 def read_hub(task: str, source: HubSource, *, gated: bool) -> Iterator[Row]:
-    """The rows of one hub dataset, downloaded at the first call and then read from the hub's cache.
-
-    Raises:
-        DataError: it cannot be loaded (offline, gated, gone), with the way out.
-    """
+    """The rows of one hub dataset, downloaded once; a DataError (offline, gated, gone) says the way out."""
     import datasets
 
     try:

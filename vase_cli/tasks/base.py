@@ -77,12 +77,9 @@ class Task:
     ) -> ProblemSet:
         """The problems, in the order of their source: ``data``, else ``$VASE_DATA``, else the generator or the hub.
 
-        ``seed`` draws the order of options where there are any. ``limit`` is the number of first usable rows
-        to keep; the whole source is checked all the same.
-
-        Raises:
-            ConfigError: ``limit`` below 1.
-            DataError: the source cannot be read, has bad rows (unless ``skip_bad_rows``), or no usable one.
+        ``seed`` draws the order of options where there are any. ``limit``, 1 or more, is the number of first usable
+        rows to keep; the whole source is checked all the same. DataError if it cannot be read, has bad rows (unless
+        ``skip_bad_rows``), or no usable one.
         """
         if limit is not None and limit < 1:
             raise ConfigError(f"limit must be 1 or more, not {limit}")
@@ -139,11 +136,8 @@ def example_problem(task: Task) -> Problem:
 def resolve_tasks(names: Sequence[str], grader: str | None = None) -> list[Task]:
     """The tasks that names stand for, each once: registered tasks, groups of them, and problem files.
 
-    A file is a task of its own, named after its stem; ``grader`` says how it is graded.
-
-    Raises:
-        ConfigError: no such task or grader; a file without ``grader``, or ``grader`` without a file.
-        DataError: no such file.
+    A file is a task of its own, named after its stem; ``grader`` says how it is graded. ConfigError for no such task or
+    grader, a file without ``grader``, or ``grader`` without a file; DataError for no such file.
     """
     tasks: dict[str, Task] = {}
     for name in names:
