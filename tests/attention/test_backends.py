@@ -115,11 +115,11 @@ def test_attention_under_a_mask_is_attention_over_what_a_row_holds(group: int):
 @pytest.mark.parametrize(
     ("slots", "tokens"), [(71, 1), (71, 8), (71, 65), (1100, 10), (1100, 511), (1100, 512), (1100, 513), (1100, 701)]
 )
-def test_no_bit_of_a_row_depends_on_its_neighbours(slots: int, tokens: int, group: int):
-    """The CPU leaves out what no row holds: for 1,100 slots that is another span with each neighbour."""
+def test_no_bit_of_a_row_depends_on_its_neighbors(slots: int, tokens: int, group: int):
+    """The CPU leaves out what no row holds: for 1,100 slots that is another span with each neighbor."""
     alone, parts = decode([0, tokens, 0], group, 64, slots=slots)
-    for seed, neighbours in enumerate(([4, slots], [slots, 1], [2, 0], [501, 21]), start=10):
-        held = [min(neighbours[0], slots), tokens, min(neighbours[1], slots)]
+    for seed, neighbors in enumerate(([4, slots], [slots, 1], [2, 0], [501, 21]), start=10):
+        held = [min(neighbors[0], slots), tokens, min(neighbors[1], slots)]
         _, others = decode(held, group, 64, slots=slots, seed=seed)
         others["cached_values"][0] = float("nan")  # another text's states that are not finite
         for name in ("queries", "cached_keys", "cached_values"):

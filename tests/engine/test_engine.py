@@ -54,7 +54,7 @@ def test_a_budget_that_is_never_reached_changes_nothing(method: str, family: str
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", METHODS)
-def test_tokens_do_not_depend_on_neighbours_or_order(method: str, family: str, model_folder: Callable[..., Path]):
+def test_tokens_do_not_depend_on_neighbors_or_order(method: str, family: str, model_folder: Callable[..., Path]):
     model, requests = load_model(model_folder(family)), make_requests()
     changes = {"sampling": SamplingParams(temperature=1.0), "seed": 3}
     together = token_ids(make_engine(model, method, **changes), requests)

@@ -150,7 +150,7 @@ def make_engine(model: LanguageModel, method: str, backend: str, **changes: obje
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("method", plugins.names("eviction"))
-def test_tokens_do_not_depend_on_neighbours_or_order(method: str, backend: str, model_folder: Callable[..., Path]):
+def test_tokens_do_not_depend_on_neighbors_or_order(method: str, backend: str, model_folder: Callable[..., Path]):
     model = load_on_gpu(model_folder("qwen3", head_dim=64, dtype="bfloat16"), "bfloat16")
     requests = make_requests()
     together = token_ids(make_engine(model, method, backend), requests)

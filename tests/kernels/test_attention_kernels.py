@@ -113,15 +113,15 @@ def test_states_that_are_not_finite_show_in_their_head_alone(splits: int, place:
 
 @pytest.mark.parametrize("splits", [None, 1, 3])
 @pytest.mark.parametrize("tokens", [1, 70, 300])
-def test_no_bit_of_a_row_depends_on_its_neighbours(tokens: int, splits: int | None):
+def test_no_bit_of_a_row_depends_on_its_neighbors(tokens: int, splits: int | None):
     alone = states(3, 300, 2, 4, 64)
     out = attend(*alone, [0, tokens, 0], splits, 0.125)
-    for seed, neighbours in enumerate(([300, 1], [0, 299], [64, 65]), start=10):
+    for seed, neighbors in enumerate(([300, 1], [0, 299], [64, 65]), start=10):
         others = states(3, 300, 2, 4, 64, seed=seed)
         for other, own in zip(others, alone, strict=True):
             other[0] = torch.nan
             other[1] = own[1]
-        got = attend(*others, [neighbours[0], tokens, neighbours[1]], splits, 0.125)
+        got = attend(*others, [neighbors[0], tokens, neighbors[1]], splits, 0.125)
         assert torch.equal(got[1], out[1])
 
 

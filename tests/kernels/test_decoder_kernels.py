@@ -156,7 +156,7 @@ def test_a_full_row_is_left_alone():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_bit_of_a_row_depends_on_its_neighbours(dtype: torch.dtype):
+def test_no_bit_of_a_row_depends_on_its_neighbors(dtype: torch.dtype):
     step, other = (Step(8, 2, 64, bias=True, norms=True, ring=False, dtype=dtype) for _ in range(2))
     other.qkv[[0, 1, 3]] = torch.nan
     other.active[:2] = torch.tensor([0, 1], dtype=torch.int32)

@@ -8,7 +8,7 @@ from vase_cli.attention.base import LSEOut
 
 _CPU_BLOCK = 512
 """PyTorch's CPU kernel goes through the keys in blocks of 512. Leaving out whole blocks that are masked in every row
-saves their time and changes no bit of any row, so that a result does not depend on the neighbours' lengths."""
+saves their time and changes no bit of any row, so that a result does not depend on the neighbors' lengths."""
 
 
 class SDPA:

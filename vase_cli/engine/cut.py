@@ -3,7 +3,7 @@
 Shapes: L layers, N work items (one layer of one sequence), T prompt tokens, S cached tokens a row can hold
 (budget + W), W window, C = S - W candidates, Hq query heads, H KV heads, D head dim.
 
-The bits of a sequence's scores are the same whoever its neighbours are. Kernels work on each item by itself, so all
+The bits of a sequence's scores are the same whoever its neighbors are. Kernels work on each item by itself, so all
 sequences that are due are one batch. Elsewhere the shapes of the arithmetic must stay the same too: a sequence is cut
 by itself, always in the same groups of layers.
 """

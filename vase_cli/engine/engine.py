@@ -3,7 +3,7 @@
 A fixed number of rows of the static cache; a finished sequence frees its row for the next request at once
 (continuous batching). Rows are packed from storage slot 0 with their own lengths; a text is
 prefilled by itself and every decode step runs over all rows, so the shape of all arithmetic, and with
-counter-based randomness every token, is the same whoever the neighbours are.
+counter-based randomness every token, is the same whoever the neighbors are.
 
 On a GPU the host runs one step ahead: it launches a step before it has read the tokens of the one before, which it
 can, as lengths and limits are known without them. A text that ends with an end token is therefore computed one step

@@ -14,7 +14,7 @@ class RangeTopK(ProtectsOutliers):
     """Protects sinks and value states of largest range; keeps the rest by largest attention.
 
     Attributes:
-        smooth: average the attention over 5 neighbouring slots.
+        smooth: average the attention over 5 neighboring slots.
     """
 
     smooth: bool = True

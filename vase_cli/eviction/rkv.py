@@ -15,7 +15,7 @@ class RKV(EvictionPolicy):
 
     Attributes:
         attention_share: lambda. 0.5 is what arXiv 2606.03928 compares with; R-KV's own default is 0.1.
-        smooth: average the attention over 5 neighbouring slots.
+        smooth: average the attention over 5 neighboring slots.
     """
 
     needs = frozenset({"queries"})

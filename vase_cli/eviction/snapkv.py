@@ -13,7 +13,7 @@ class SnapKV(EvictionPolicy):
     """Keeps the candidates that the last queries attend to most.
 
     Attributes:
-        smooth: average the attention over 5 neighbouring slots.
+        smooth: average the attention over 5 neighboring slots.
     """
 
     needs = frozenset({"queries"})

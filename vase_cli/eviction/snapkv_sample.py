@@ -14,7 +14,7 @@ class SnapKVSample(SnapKV):
     """Samples candidates without replacement, in proportion to the attention of the last queries.
 
     Attributes:
-        smooth: average the attention over 5 neighbouring slots before sampling.
+        smooth: average the attention over 5 neighboring slots before sampling.
     """
 
     smooth: bool = False

@@ -14,7 +14,7 @@ class VaseAttnV(ProtectsOutliers):
     """Protects sinks and value states of largest range; samples the rest in proportion to attention.
 
     Attributes:
-        smooth: average the attention over 5 neighbouring slots before sampling.
+        smooth: average the attention over 5 neighboring slots before sampling.
     """
 
     smooth: bool = False

@@ -31,7 +31,7 @@ def span_of(usual: int, candidates: int, most: int) -> int:
 
 @triton.jit
 def program_of(blocks, heads: tl.constexpr):
-    """Item, block of candidates and head of a program; heads are neighbours in time, as they are in memory."""
+    """Item, block of candidates and head of a program; heads are neighbors in time, as they are in memory."""
     program = tl.program_id(0)
     return program // heads // blocks, program // heads % blocks, program % heads
 

@@ -2,7 +2,7 @@
 
 The tokens of a row are divided among a fixed number of programs; each leaves its part of the output, weighted by its
 own softmax, and a second kernel joins the parts. How a row is divided depends on its own length and on the cache's
-shape alone, so that no bit of a row depends on its neighbours.
+shape alone, so that no bit of a row depends on its neighbors.
 
 Shapes: B rows, S cached tokens a row can hold, Hq query heads, H KV heads, G = Hq // H, D head dim.
 """

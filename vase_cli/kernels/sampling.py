@@ -144,7 +144,7 @@ def _members(parents, parent_bits: tl.constexpr):
 def _leaders(ranks, bits: tl.constexpr, count_bits: tl.constexpr):
     """The 2**count_bits largest of 2**bits ranks, largest first: a bitonic sort that drops the smaller half on the way.
 
-    Runs of 2**count_bits are sorted, up and down in turns. The pairwise larger ones of two neighbours are the
+    Runs of 2**count_bits are sorted, up and down in turns. The pairwise larger ones of two neighbors are the
     largest of both, and sorted by the merge steps alone.
     """
     if count_bits == 0:
