@@ -16,9 +16,9 @@ from vase_cli.config.schema import ModelEntry, SamplingParams
 from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 from vase_cli.engine.engine import Engine
+from vase_cli.engine.plan import EngineSettings
 from vase_cli.engine.requests import Completion, Notice
 from vase_cli.engine.sampling import sample
-from vase_cli.engine.settings import EngineSettings
 from vase_cli.eviction.base import CacheView
 from vase_cli.kernels.ops import TorchOps, select_ops
 from vase_cli.kernels.ranking import best

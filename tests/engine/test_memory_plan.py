@@ -13,7 +13,7 @@ from vase_cli.config.schema import ModelEntry, ModelShape
 from vase_cli.device import readable_bytes
 from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.memory import MemoryPlan, plan_memory
-from vase_cli.engine.settings import EngineSettings
+from vase_cli.engine.plan import EngineSettings
 from vase_cli.errors import ConfigError
 from vase_cli.kernels.ops import TorchOps
 from vase_cli.models.describe import ModelFacts, describe

@@ -9,8 +9,8 @@ import torch
 from vase_cli import plugins
 from vase_cli.config.schema import ModelEntry, SamplingParams
 from vase_cli.engine.engine import Engine
+from vase_cli.engine.plan import EngineSettings
 from vase_cli.engine.requests import Request
-from vase_cli.engine.settings import EngineSettings
 from vase_cli.eviction.base import CacheView, EvictionPolicy
 from vase_cli.models.language_model import LanguageModel
 from vase_cli.models.load import load

@@ -5,7 +5,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated
 
+from pydantic import PlainValidator
+
+from vase_cli.config.types import scalar
 from vase_cli.errors import ConfigError
 
 
@@ -46,6 +50,15 @@ def parse_budget(written: object) -> int | Ratio:
     return int(text)
 
 
+BudgetSpec = Annotated[int | Ratio, PlainValidator(lambda value: parse_budget(scalar(value)))]
+"""A budget as a recipe holds it."""
+
+
+def cut_at(budget: int, window: int, token_limit: int) -> int | None:
+    """Tokens at which a row is cut, budget and window; None where no text comes to hold so many."""
+    return budget + window if budget + window <= token_limit else None
+
+
 def resolve_budget(
     budget: int | Ratio | None, *, task: str | None, window: int, token_limit: int, dense_tokens: Mapping[str, float]
 ) -> Budget:
@@ -73,6 +86,5 @@ def resolve_budget(
         problem = f"not above the window of {window} tokens, which are always kept"
         raise ConfigError(f"budget {tokens}{of_task}{how}: {problem}; raise the budget or lower the window")
     never = f"the limit is {token_limit:,} tokens, so nothing will ever be evicted; lower the budget"
-    # A row is cut when it holds the budget and a window.
-    reached = tokens + window <= token_limit
+    reached = cut_at(tokens, window, token_limit) is not None
     return Budget(tokens, message, None if reached else f"budget {tokens:,}{of_task}: {never}")

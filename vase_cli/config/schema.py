@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from vase_cli.config import types
 from vase_cli.config.architecture import Architecture
-from vase_cli.config.budget import Ratio
+from vase_cli.config.budget import BudgetSpec, Ratio
 from vase_cli.config.types import needs, record
 
 Mode = Literal["thinking", "plain"]
@@ -96,7 +96,7 @@ class Comparison:
     """Several runs in one: every method at every budget (``full`` once). Either may be empty: the recipe's own."""
 
     methods: Annotated[tuple[types.Method, ...], types.NotEmpty] = Field(default=(), description="Methods.")
-    budgets: Annotated[tuple[types.Budget, ...], types.NotEmpty] = Field(default=(), description="Budgets.")
+    budgets: Annotated[tuple[BudgetSpec, ...], types.NotEmpty] = Field(default=(), description="Budgets.")
 
 
 @record
@@ -107,8 +107,8 @@ class Recipe:
     model: types.Text = Field(description="Zoo name, hub id or folder.")
     method: types.Method = Field(default="vase-attnv", description="Eviction method.")
     method_options: Mapping[str, types.Option] = Field(default_factory=dict, description="Options of the method.")
-    budget: types.Budget | None = Field(default=None, description="Tokens per KV head; 4x: a quarter of all.")
-    budgets: Mapping[str, types.Budget] = Field(default_factory=dict, description="Budgets of single tasks.")
+    budget: BudgetSpec | None = Field(default=None, description="Tokens per KV head; 4x: a quarter of all.")
+    budgets: Mapping[str, BudgetSpec] = Field(default_factory=dict, description="Budgets of single tasks.")
     dense_tokens: types.Lengths = Field(default_factory=dict, description="Mean tokens of the full cache, per task.")
     window: types.Tokens = Field(default=64, description="Tokens between cuts, and at the end, which always stay.")
     tasks: Annotated[tuple[types.Text, ...], types.NotEmpty] = Field(default=(), description="Tasks or problem files.")

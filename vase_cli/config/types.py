@@ -14,7 +14,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainVal
 from pydantic_core import ErrorDetails
 
 from vase_cli import plugins
-from vase_cli.config.budget import Ratio, parse_budget
 from vase_cli.config.yaml import Place, Plain, dotted, must_be, not_known, parse_scalar
 from vase_cli.errors import ConfigError, did_you_mean
 
@@ -120,7 +119,8 @@ def _message(error: ErrorDetails, kind: str = "text", outside: str = "") -> str:
     return must_be(kind, value)
 
 
-def _scalar(value: Any) -> Any:
+def scalar(value: Any) -> Any:
+    """Read an unquoted scalar of a file; a list or a mapping is a ValueError."""
     if type(value) in _COLLECTIONS:
         raise ValueError(_COLLECTIONS[type(value)])
     return parse_scalar(value) if isinstance(value, Plain) else value
@@ -131,7 +131,7 @@ def kind(noun: str, outside: str = "") -> WrapValidator:
 
     def check(value: Any, handler: Callable[[Any], Any]) -> Any:
         try:
-            return handler(value if noun == "text" else _scalar(value))
+            return handler(value if noun == "text" else scalar(value))
         except ValidationError as refusal:
             raise ValueError(_message(refusal.errors(include_url=False)[0], noun, outside)) from None
 
@@ -163,7 +163,7 @@ def needs(key: str, hint: str) -> BeforeValidator:
 def _text(value: Any) -> Any:
     """Text without the blanks around it; not empty. ``1e10`` is text here, not a number."""
     if not isinstance(value, str):
-        return _scalar(value)
+        return scalar(value)
     if not value.strip():
         raise ValueError("is empty; write something, or leave the line out")
     return str(value).strip()
@@ -176,7 +176,7 @@ def _items(value: Any) -> Any:
 
 
 def _slots(value: Any) -> Any:
-    value = _scalar(value)
+    value = scalar(value)
     if value == "auto" or (type(value) is int and value > 0):
         return value
     raise ValueError(must_be("a whole number of sequences, at least 1, or auto", value))
@@ -199,9 +199,8 @@ Temperature = Annotated[float, _NUMBER, Field(ge=0), kind("a number", "0 (greedy
 TopK = Annotated[int, _STRICT, Field(ge=0), kind("a whole number of tokens")]
 TopP = Annotated[float, _NUMBER, Field(gt=0, le=1), kind("a number", "in (0, 1], 1 being off")]
 MinP = Annotated[float, _NUMBER, Field(ge=0, lt=1), kind("a number", "in [0, 1), 0 being off")]
-Budget = Annotated[int | Ratio, PlainValidator(lambda value: parse_budget(_scalar(value)))]
 Slots = Annotated[int | str, PlainValidator(_slots)]
-Option = Annotated[bool | int | float | str, BeforeValidator(_scalar)]
+Option = Annotated[bool | int | float | str, BeforeValidator(scalar)]
 Method = Annotated[str, _STRICT, _registered("eviction")]
 Attention = Annotated[str, _STRICT, _registered("attention", "auto")]
 _DEVICE, _HUB_ID = (Field(strict=True, pattern=text) for text in ("^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$", HUB_ID))

@@ -25,6 +25,7 @@ from vase_cli.attention.base import AttentionBackend
 from vase_cli.engine.cache import StaticCache
 from vase_cli.engine.cut import Cut, CutSubject, Cutter
 from vase_cli.engine.decoding import DecodeLoop, PendingOutput, SlotState, set_row
+from vase_cli.engine.plan import EngineSettings, check_settings
 from vase_cli.engine.requests import (
     Completion,
     EngineStats,
@@ -39,7 +40,6 @@ from vase_cli.engine.requests import (
 from vase_cli.engine.sampling import sample
 from vase_cli.engine.scheduler import Scheduler
 from vase_cli.engine.sequence import Batch, BatchEntry, Sequence
-from vase_cli.engine.settings import EngineSettings, check_settings
 from vase_cli.engine.steps import PrefillStep
 from vase_cli.engine.timing import StepTimer, mark, milliseconds
 from vase_cli.errors import ConfigError, ModelError, first_line

@@ -5,7 +5,7 @@ import torch
 
 from vase_cli.config.schema import SamplingParams
 from vase_cli.device import Device
-from vase_cli.engine.settings import EngineSettings
+from vase_cli.engine.plan import EngineSettings
 
 
 @pytest.mark.parametrize(
