@@ -5,10 +5,13 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from helpers.cli_examples import open_shell
@@ -17,10 +20,12 @@ from torch import Tensor
 
 import vase_cli
 from vase_cli import LLM, NewText, Output, SamplingParams, plugins
+from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.engine.factory import EngineFactory
 from vase_cli.engine.requests import Request
-from vase_cli.errors import VaseError
+from vase_cli.errors import ConfigError, ModelError, VaseError
 from vase_cli.eviction.base import CacheView, EvictionPolicy
+from vase_cli.models.tokenizer import TextStream
 
 REPOSITORY = Path(__file__).parents[2]
 PROMPTS = ["1+1?", "a longer one, with some more letters", "c"]
@@ -121,7 +126,7 @@ def test_a_prompt_is_a_text_a_chat_or_token_ids(folder: Path) -> None:
     ids = list(llm.encode(PROMPTS[0]).token_ids)
     same = llm.generate([PROMPTS[0], chat, ids, llm.tokenizer.decode([])])[:3]
     assert len({output.token_ids for output in same}) == 1 and {output.prompt_tokens for output in same} == {len(ids)}
-    for alone in (PROMPTS[0], chat, ids):
+    for alone in (PROMPTS[0], chat, chat[0], ids):
         (output,) = llm.generate(alone)
         assert output.token_ids == same[0].token_ids
     (system,) = llm.generate([{"role": "system", "content": "be brief"}, *chat], max_new_tokens=1)
@@ -178,6 +183,7 @@ def test_an_engine_serves_calls_of_the_same_size(folder: Path, monkeypatch: pyte
     assert len(made) == 3
 
 
+@dataclass(frozen=True, kw_only=True)
 class Later(EvictionPolicy):
     """The last positions stay."""
 
@@ -194,6 +200,156 @@ def test_a_method_of_ones_own_goes_where_a_name_goes(folder: Path) -> None:
     ]
     full = an_llm(folder, method="full", budget=None).generate(PROMPTS)
     assert all(output.cuts == 0 for output in full)
+
+
+class Bare(Later):
+    """Without a decorator of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubles(EvictionPolicy):
+    """Scores of another type."""
+
+    def keep_scores(self, view: CacheView) -> Tensor:
+        return view.candidate_positions.double()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsThresholds(Later):
+    """Reads thresholds, and has no option to go without."""
+
+    @property
+    def reads_thresholds(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": Bare()}, r"method Bare: write @dataclass\(frozen=True, kw_only=True\) above the class"),
+        ({"method": Doubles()}, r"method Doubles: its scores are .* torch.float64, and must be .* torch.float32"),
+        ({"method": NeedsThresholds()}, "method NeedsThresholds needs thresholds"),
+        ({"method": Later(), "method_options": {"sinks": 1}}, "method_options: the method is an instance"),
+    ],
+)
+def test_a_method_that_cannot_work_is_refused(changes: dict[str, Any], message: str, folder: Path) -> None:
+    with pytest.raises(VaseError, match=message):
+        an_llm(folder, **changes).generate(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        None, 7, b"bytes", [{"role": "user"}], [{"role": "user", "content": None}],
+        ["a", 1], [1, "a"], [PROMPTS[0], None], [1.5], [3, 4, 10**6], [-3, 4], [2**70],
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_no_prompt_is_refused_in_one_line(prompts: Any, folder: Path) -> None:
+    llm = an_llm(folder)
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(ConfigError, match="prompt") as refusal:
+            call(prompts)
+        assert "\n" not in str(refusal.value)
+
+
+def test_token_ids_and_prompts_come_in_any_iterable(folder: Path) -> None:
+    llm = an_llm(folder)
+    ids = list(llm.encode(PROMPTS[0]).token_ids)
+    expected = [output.token_ids for output in llm.generate(PROMPTS)]
+    for same in (torch.tensor(ids), numpy.array(ids), tuple(ids)):
+        assert [output.token_ids for output in llm.generate(same)] == expected[:1]
+    assert [output.token_ids for output in llm.generate(iter(PROMPTS))] == expected
+
+
+def test_an_engine_that_serves_another_call_cuts_no_text_short(folder: Path) -> None:
+    calls = [([5] * 21, 20), ([6] * 11, 30), ([7] * 31, 10)]  # as long together
+    for changes in ({"method": "full", "budget": None}, {"budget": 500, "max_total_tokens": 400}):
+        llm = an_llm(folder, **changes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for prompt, new_tokens in calls:
+                fresh = an_llm(folder, **changes).generate(prompt, max_new_tokens=new_tokens)
+                assert llm.generate(prompt, max_new_tokens=new_tokens)[0].token_ids == fresh[0].token_ids
+
+
+def out_of_memory_at(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> None:
+    step, calls = DecodeLoop.step, iter(range(10**6))
+
+    def fail(self: DecodeLoop, longest: int) -> None:
+        if next(calls) in steps:
+            raise torch.OutOfMemoryError("no more")
+        step(self, longest)
+
+    monkeypatch.setattr(DecodeLoop, "step", fail)
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_a_text_that_starts_again_is_told_and_recorded_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = an_llm(folder, temperature=1.0)
+    expected = llm.generate(PROMPTS, cut_records=True)
+    with monkeypatch.context() as patch:
+        out_of_memory_at(patch, [25])
+        again = an_llm(folder, temperature=1.0).generate(PROMPTS, cut_records=True)
+    assert [output.token_ids for output in again] == [output.token_ids for output in expected]
+    assert [len(output.cut_records) for output in again] == [output.cuts for output in expected]
+    with monkeypatch.context() as patch:
+        out_of_memory_at(patch, [25])
+        pieces: dict[int, str] = dict.fromkeys(range(3), "")
+        for event in an_llm(folder, temperature=1.0).stream(PROMPTS):
+            if isinstance(event, NewText):
+                pieces[event.index] += event.text
+    assert list(pieces.values()) == [output.text for output in expected]
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_a_call_that_failed_or_was_interrupted_leaves_the_next_one_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = an_llm(folder)
+    expected = llm.generate(PROMPTS, cut_records=True)
+    with monkeypatch.context() as patch:
+        out_of_memory_at(patch, range(10**6))
+        with pytest.raises(ModelError, match="out of memory with one slot"):
+            llm.generate(PROMPTS, cut_records=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(TextStream, "add", lambda self, token_id: "")
+        patch.setattr(DecodeLoop, "step", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, cut_records=True)
+    again = llm.generate(PROMPTS, cut_records=True)
+    assert [output.token_ids for output in again] == [output.token_ids for output in expected]
+    assert [len(output.cut_records) for output in again] == [output.cuts for output in again]
+    again[0].cut_records[0].scores[:] = 0.0  # as any other tensor
+
+
+def interrupt(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_memory_of_a_call_is_given_back(folder: Path) -> None:
+    llm = an_llm(folder)
+    made: list[weakref.ref[Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        make = EngineFactory.engine
+
+        def watched(self: EngineFactory, *arguments: Any, **settings: Any) -> Any:
+            engine = make(self, *arguments, **settings)
+            made.append(weakref.ref(engine.cache))
+            return engine
+
+        patch.setattr(EngineFactory, "engine", watched)
+        llm.generate(PROMPTS)
+    assert made[0]() is not None
+    llm.release()
+    assert made[0]() is None
+    assert len(llm.generate(PROMPTS)) == 3
+
+
+def test_the_recipe_says_what_a_call_leaves_out(folder: Path) -> None:
+    llm = an_llm(folder, samples=2, sampling=SamplingParams(temperature=1.0), temperature=None)
+    outputs = llm.generate(PROMPTS[0])
+    assert [output.sample for output in outputs] == [0, 1] and outputs[0].text != outputs[1].text
 
 
 def test_a_text_that_fails_is_an_error_and_the_others_go_on(folder: Path) -> None:

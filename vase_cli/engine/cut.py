@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.graphs import CaptureError, capture
+from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import CacheView, EvictionPolicy
 from vase_cli.kernels.ranking import best_mask
 from vase_cli.randomness import SequenceNoise
@@ -158,7 +159,7 @@ class Cutter:
         for together in self._batches_of(sequences):
             part = EvictionBatch(*(numbers[together] for numbers in items))
             view = self._view(part, layers[together], **stored)
-            scores = self.policy.keep_scores(view)
+            scores = self._scores(view)
             self._look(view, scores)
             finite.append(self._cache.evict(scores, self.policy.prompt_mask(view), part.rows, part.seq_lens))
         self._report(batch.rows, batch.seq_lens)
@@ -183,6 +184,14 @@ class Cutter:
             ops=self._cache.ops,
             **stored,
         )
+
+    def _scores(self, view: CacheView) -> Tensor:
+        scores = self.policy.keep_scores(view)
+        expected = (len(view.seq_lens), self._cache.shape.kv_heads, view.candidates)
+        if scores.shape != expected or scores.dtype != torch.float32:
+            found = f"its scores are {tuple(scores.shape)} {scores.dtype}"
+            raise ConfigError(f"method {type(self.policy).__name__}: {found}, and must be {expected} torch.float32")
+        return scores
 
     def _look(self, view: CacheView, scores: Tensor) -> None:
         """Note positions, scores and what stays of N items, see :class:`Cut`, where someone wants to know."""
@@ -221,7 +230,7 @@ class Cutter:
         positions = torch.arange(tokens, dtype=torch.int32, device=keys.device).repeat(count, heads, 1)
         states = {"keys": keys, "values": values, "positions": positions, "queries": queries}
         view = self._view(items, self._layers[among], **states)
-        scores = self.policy.keep_scores(view)
+        scores = self._scores(view)
         kept, finite = self.policy.select(view, scores)
         wide = kept.transpose(1, 2)[..., None].expand(-1, -1, -1, head_dim)
         self._cache.write(among, subject.row, keys.gather(1, wide), values.gather(1, wide))

@@ -67,10 +67,8 @@ class DecodeLoop:
     def prepare(self) -> list[str]:
         """Compile the step if the model asks for it, and capture it, with all rows idle.
 
-        Steps run without what fails; one line for each failure, that says why, is returned.
-
-        Raises:
-            torch.OutOfMemoryError: no room for the step's buffers.
+        Steps run without what fails; one line for each failure, that says why, is returned. torch.OutOfMemoryError if
+        there is no room for the step's buffers.
         """
         failures = []
         if self.model.compiled:

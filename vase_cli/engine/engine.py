@@ -17,6 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Generator, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -75,19 +76,16 @@ class Engine:
         run_ahead: bool | None = None,
         ops: TorchOps | None = None,
     ) -> None:
-        """Allocate the cache.
+        """Allocate the cache; ModelError if there is no memory for it, ConfigError if method or backend do not fit.
 
         Args:
             model, policy, backend, settings: what generates, and how.
             timed: keep the time of each step.
             thresholds: (L, H) float32 on the model's device, for a method that reads them.
             record_cuts: yield a :class:`RowCut` for each cut; slower, as all scores come to the host.
-            run_ahead: whether a step is launched before the one before it is read; None is on CUDA only.
+            run_ahead: whether a step is launched before the one before it is read; None is on CUDA only. Not with
+                ``record_cuts``.
             ops: what computes cuts and draws; None is :func:`select_ops`.
-
-        Raises:
-            ConfigError: settings that do not fit the method, or a backend that does not fit the model.
-            ModelError: out of memory.
         """
         check_settings(policy, settings)
         backend.check(model.device, model.facts.torch_dtype, model.facts.shape.head_dim)
@@ -102,10 +100,10 @@ class Engine:
         self._recorded: defaultdict[int, list[Cut]] = defaultdict(list)  # of each row, until its batch is processed
         self._thresholds = thresholds
         self._cuda = model.device.type == "cuda"
-        self._run_ahead = self._cuda if run_ahead is None else run_ahead
+        self._run_ahead = not record_cuts and (self._cuda if run_ahead is None else run_ahead)
         self._cutter: Cutter | None = None
         self._loop: DecodeLoop | None = None
-        self._scheduler = Scheduler(settings.max_num_seqs, lambda request: self._stream_key(request, "eviction"))
+        self._scheduler = Scheduler(settings.max_num_seqs, partial(_stream_key, settings.seed, "eviction"))
         self._launched: deque[Batch] = deque()
         self._notices: list[str] = []
         self._read_s = 0.0
@@ -124,7 +122,8 @@ class Engine:
         cache = StaticCache(shape, model.facts.torch_dtype, model.device, self._ops)
         cutter = None
         if settings.budget is not None and settings.cut_at is not None:
-            on_cut = (lambda row, cut: self._recorded[row].append(cut)) if self._record_cuts else None
+            recorded = self._recorded
+            on_cut = (lambda row, cut: recorded[row].append(cut)) if self._record_cuts else None
             cutter = Cutter(self._policy, cache, settings.budget, settings.window, self._thresholds, on_cut=on_cut)
         self._state = SlotState(settings.max_num_seqs, model.device)
         self.cache, self._cutter = cache, cutter
@@ -137,11 +136,7 @@ class Engine:
 
     @torch.inference_mode()
     def stream(self, requests: Iterable[Request]) -> Generator[Event]:
-        """As :meth:`generate`, and all other events as they happen.
-
-        Raises:
-            ModelError: out of memory with a single slot.
-        """
+        """As :meth:`generate`, and all other events; ModelError if memory runs out with a single row."""
         self._scheduler.add(requests)
         self._read_s = time.perf_counter()
         try:
@@ -155,6 +150,7 @@ class Engine:
                     yield self._shrink(memory_error)
         finally:
             self._launched.clear()
+            self._recorded.clear()
             self._scheduler.clear()
             for sequence in self._scheduler.running():
                 self._finish(sequence)
@@ -191,12 +187,12 @@ class Engine:
             if states is not None:
                 states.normal_()
         for row, (request, held) in enumerate(zip(requests, cached_tokens, strict=True)):
-            sequence = Sequence(request, row, self._stream_key(request, "eviction"), cached_tokens=held)
+            sequence = Sequence(request, row, _stream_key(self.settings.seed, "eviction", request), cached_tokens=held)
             self._scheduler.start(sequence)
             self.cache.reset(row)
             self._activate(sequence)
             set_row(self._state.tokens, row, 1)
-            set_row(self._state.token_keys, row, self._stream_key(request, "tokens"))
+            set_row(self._state.token_keys, row, _stream_key(self.settings.seed, "tokens", request))
 
     def _prepared(self) -> DecodeLoop:
         """The decode loop, compiled and captured while all rows are idle: doing so runs some steps."""
@@ -220,7 +216,7 @@ class Engine:
         if self._cuda:
             token_ids = token_ids.pin_memory()
         logits = self._model.prefill(token_ids.to(self._model.device, non_blocking=self._cuda), step)
-        set_row(self._state.token_keys, row, self._stream_key(request, "tokens"))
+        set_row(self._state.token_keys, row, _stream_key(self.settings.seed, "tokens", request))
         token_keys = self._state.token_keys[row : row + 1]
         positions = torch.full_like(token_keys, prompt_tokens)
         token, finite = sample(logits, self.settings.sampling, token_keys, positions, self._ops)
@@ -347,9 +343,10 @@ class Engine:
 
     def _shrink(self, memory_error: str) -> Notice:
         """Start again with three quarters of the rows; unfinished requests go back to the head of the queue."""
-        unfinished = len(self._scheduler.running())
+        unfinished = tuple(sequence.request for sequence in self._scheduler.running())
         self._scheduler.restart(0)  # nothing to free, should the rebuilding fail
         self._launched.clear()
+        self._recorded.clear()
         self._cutter = self._loop = None
         del self.cache, self._state
         while memory_error:
@@ -366,8 +363,8 @@ class Engine:
                 memory_error = first_line(error)
         self._scheduler.restart(self.settings.max_num_seqs)
         slots = "one slot" if self.settings.max_num_seqs == 1 else f"{self.settings.max_num_seqs} slots"
-        restarted = f"unfinished texts ({unfinished}) start again, finished ones are kept"
-        return Notice(f"out of memory: going on with {slots}; {restarted}")
+        restarted = f"unfinished texts ({len(unfinished)}) start again, finished ones are kept"
+        return Notice(f"out of memory: going on with {slots}; {restarted}", unfinished)
 
     def _finish(self, sequence: Sequence) -> None:
         self._scheduler.finish(sequence)
@@ -378,5 +375,6 @@ class Engine:
         """Whether the last token that the limits allow is launched."""
         return self.settings.ends(sequence.request, sequence.num_launched)
 
-    def _stream_key(self, request: Request, stream: Literal["tokens", "eviction"]) -> int:
-        return stream_key(self.settings.seed, request.problem_id, request.sample, stream)
+
+def _stream_key(seed: int, stream: Literal["tokens", "eviction"], request: Request) -> int:
+    return stream_key(seed, request.problem_id, request.sample, stream)

@@ -44,12 +44,7 @@ class EngineFactory:
     """
 
     def __init__(self, plan: RunPlan, *, beside: "EngineFactory | None" = None) -> None:
-        """Load nothing yet.
-
-        Args:
-            plan: from :func:`vase_cli.engine.plan.plan_run`.
-            beside: a factory of the same model, whose weights and tokenizer this one uses too.
-        """
+        """Load nothing yet; ``beside`` is a factory of the same model, whose weights this one uses too."""
         self.plan = plan
         self._loaded = _Loaded()
         if beside is not None:
@@ -67,15 +62,10 @@ class EngineFactory:
         return self._loaded.tokenizer
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> Prompt:
-        """Encode a prompt, through the chat template where the model has one, unless ``raw``.
+        """Encode what the user says, or a chat, through the chat template where the model has one, unless ``raw``.
 
-        Args:
-            prompt: what the user says, or the messages of a chat.
-            raw: take the text as it is.
-
-        Raises:
-            ConfigError: a system prompt or a chat, and no template to hold it; or text that is not UTF-8.
-            ModelError: the template refuses the messages.
+        ConfigError for a system prompt or a chat without a template to hold it, and for text that is not UTF-8;
+        ModelError if the template refuses the messages.
         """
         recipe, tokenizer = self.plan.recipe, self.tokenizer
         contents = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
@@ -104,7 +94,7 @@ class EngineFactory:
         available_bytes: int | None = None,
         reserved_bytes: int = 0,
     ) -> MemoryPlan:
-        """Plan memory for tasks' limits; the one that needs most decides.
+        """Plan memory for tasks' limits; the one that needs most decides. ConfigError if it does not fit.
 
         Args:
             needed: limits, each with the tokens of its longest prompt.
@@ -112,9 +102,6 @@ class EngineFactory:
             max_num_seqs, most_num_seqs: rows, or "auto" for most_num_seqs at most; None is :data:`MOST_NUM_SEQS`.
             available_bytes: planned with; None is what is free now, as if the weights were not read yet.
             reserved_bytes: of it, for something else.
-
-        Raises:
-            ConfigError: it does not fit.
         """
         plan = self.plan
 
@@ -143,11 +130,7 @@ class EngineFactory:
         )
 
     def load(self) -> LanguageModel:
-        """The model, its weights read when it is first asked for.
-
-        Raises:
-            ModelError: one line.
-        """
+        """The model, its weights read when it is first asked for; ModelError if they cannot be."""
         if self._loaded.model is None:
             plan, dtype = self.plan, self.plan.recipe.dtype
             if plan.random_weights is None:

@@ -17,9 +17,7 @@ def capture(compute: Callable[[], object], device: torch.device) -> torch.cuda.C
     """Run some work a few times, so that everything is compiled, and capture it.
 
     ``compute`` launches the work on the current stream; it must not wait for the device.
-
-    Raises:
-        CaptureError: the work cannot be captured. torch.OutOfMemoryError: no room for what the work allocates.
+    CaptureError if the work cannot be captured, torch.OutOfMemoryError if there is no room for what it allocates.
     """
     before = torch.cuda.current_stream(device)
     stream = torch.cuda.Stream(device)

@@ -60,7 +60,7 @@ def plan_memory(
     kernels: bool = False,
     few_candidates: bool = False,
 ) -> MemoryPlan:
-    """Plan a run.
+    """Plan a run; ConfigError, with the figures, if not even one row fits, or not as many as were asked for.
 
     Args:
         facts, cache_shape: the model, and the cache's sizes for a number of slots.
@@ -69,9 +69,6 @@ def plan_memory(
         max_num_seqs: how many rows, or "auto" for as many as fit, up to ``most_num_seqs``.
         kernels: whether the fused forward and the kernels for cuts and sampling are used, as on a GPU.
         few_candidates: whether a token is drawn from so few that the kernel for it is used.
-
-    Raises:
-        ConfigError: not even one slot fits, or the slots that were asked for do not; says the figures.
     """
 
     def plan(count: int) -> MemoryPlan:

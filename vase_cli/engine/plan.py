@@ -24,13 +24,12 @@ from vase_cli.models.thresholds import Thresholds, load_thresholds
 
 @dataclass(frozen=True)
 class GenerationLimits:
-    """Budget and limits of one task, resolved; ``task`` is None for prompts of no task.
+    """Budget and limits of one task, resolved.
 
     ``budget`` is None for a method that does not evict; ``max_new_tokens`` is None for no limit but that on prompt and
     generated tokens together.
     """
 
-    task: str | None
     budget: Budget | None
     max_new_tokens: int | None
     max_total_tokens: int
@@ -142,10 +141,9 @@ class RunPlan:
     random_weights: RandomWeights | None
 
     def limits(self, task: str | None, *, max_new_tokens: int | None, max_total_tokens: int) -> GenerationLimits:
-        """Resolve budget and limits of one task; the recipe's limits win over those given here, the task's own.
+        """Resolve budget and limits of one task, or of prompts of none; the recipe's limits win over the task's.
 
-        Raises:
-            ConfigError: a budget or limit that cannot work.
+        ConfigError for a budget or limit that cannot work.
         """
         recipe, configured = self.recipe, self.facts.max_tokens
         total = recipe.max_total_tokens or max_total_tokens
@@ -160,7 +158,7 @@ class RunPlan:
             budget = resolve_budget(
                 recipe.budget_for(task), task=task, window=recipe.window, token_limit=total, dense_tokens=dense_tokens
             )
-        limits = GenerationLimits(task, budget, recipe.max_new_tokens or max_new_tokens, total)
+        limits = GenerationLimits(budget, recipe.max_new_tokens or max_new_tokens, total)
         check_settings(self.policy, self.settings(limits, max_num_seqs=1, longest_prompt_tokens=total))
         return limits
 
@@ -187,17 +185,14 @@ def plan_run(
     policy: EvictionPolicy | None = None,
     weights: RandomWeights | None = None,
 ) -> RunPlan:
-    """Bring a recipe together with its model: reads the model's config, and refuses what cannot work.
+    """Bring a recipe together with its model: read the model's config, and refuse what cannot work in one line.
 
-    Args:
-        policy: the method, in place of the recipe's.
-        weights: drawn instead of read; the model's files are then not needed.
-
-    Raises:
-        ConfigError, ModelError: one line.
+    ``policy`` is the method, in place of the recipe's; ``weights`` are drawn instead of read from the model's files.
     """
     method = recipe.method if policy is None else type(policy).__name__
     policy = make_method(recipe) if policy is None else policy
+    if "__dataclass_fields__" not in vars(type(policy)):  # its fields are what is on record
+        raise ConfigError(f"method {method}: write @dataclass(frozen=True, kw_only=True) above the class")
     device = Device(resolve_device(recipe.device))
     facts = (describe if weights is None else weights.describe)(entry, recipe.dtype, device.torch)
     backend = _choose_backend(recipe.attention, facts, device)
@@ -207,6 +202,8 @@ def plan_run(
         thresholds = load_thresholds(entry, facts.shape) if weights is None else None
         if thresholds is None:
             counting: dict[str, Any] = {"outliers": "count"}
+            if counting.keys() - vars(policy).keys():
+                raise ConfigError(f"method {method} needs thresholds; `vase calibrate` makes those of {entry.name}")
             policy = replace(policy, **counting)
             counted = f"{entry.name} has no thresholds, so outliers are told by their count"
             notes = (f"warning: {method}: {counted}; `vase calibrate` makes thresholds",)

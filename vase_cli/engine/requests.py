@@ -56,9 +56,13 @@ class NewTokens:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that the user should know of, in one line; the engine goes on."""
+    """Something that the user should know of, in one line; the engine goes on.
+
+    The texts of ``restarted`` requests begin again, with the same random numbers: what was told of them is void.
+    """
 
     message: str
+    restarted: tuple[Request, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,7 @@ class ProtectsOutliers(EvictionPolicy):
 
 
 def outlier_mask(view: CacheView, ranges: Tensor, n_large: int | None, sinks: int, by: str) -> Tensor:
-    """The sinks and the tokens of largest range, by "count" or "threshold": (N, H, C) float32 ranges to bool.
-
-    Raises:
-        RuntimeError: a view without the thresholds to go by.
-    """
+    """The sinks and the tokens of largest range, by "count" or "threshold": (N, H, C) float32 ranges to bool."""
     ranked = protect_sinks(view, ranges, sinks)
     mask = view.ops.largest(ranked, min(view.budget // 4 if n_large is None else n_large, view.budget - view.window))
     if by == "count":

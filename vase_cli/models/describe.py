@@ -76,8 +76,7 @@ def describe(
         device: where it will run.
         config: in place of the model's own file.
 
-    Raises:
-        ModelError: not found, gated, offline, unreadable, or not to be served.
+    ModelError for a model that is not found, gated, offline, unreadable, or not to be served.
     """
     config = read_config(entry) if config is None else config
     where = location(entry)

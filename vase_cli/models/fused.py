@@ -158,8 +158,7 @@ class FusedForward:
 def fuse(model: Any, reference: Callable[[Tensor, Tensor, ForwardStep], Tensor]) -> FusedForward:
     """Rearrange the weights of transformers' model, and compare with its own forward, ``reference``.
 
-    Raises:
-        FusionError: a model that is not made as it must be, or whose fused forward disagrees with its own.
+    FusionError for a model that is not made as it must be, or whose fused forward disagrees with its own.
     """
     _check_fusible(model)
     with torch.inference_mode():

@@ -94,11 +94,7 @@ class LanguageModel:
     def __init__(
         self, facts: ModelFacts, model: PreTrainedModel, eos_token_ids: frozenset[int], device: torch.device, where: str
     ) -> None:
-        """Run the model once, to see that all its layers reach the cache.
-
-        Raises:
-            ModelError: it cannot be served; begins with ``where``.
-        """
+        """Run the model once, to see that all its layers reach the cache; else a ModelError, ``where`` first."""
         self.facts = facts
         self.device = device
         self.eos_token_ids = eos_token_ids
@@ -108,11 +104,7 @@ class LanguageModel:
         self.usual_scale = self._check_layers(where)
 
     def fuse(self) -> None:
-        """Use the fused forward from here on, see :mod:`vase_cli.models.fused`.
-
-        Raises:
-            FusionError: it cannot be used, and why; transformers' own forward stays.
-        """
+        """Use the fused forward from here on; FusionError says why not, and transformers' own forward stays."""
         self._fused = fuse(self.model, self.forward)
 
     @property

@@ -11,11 +11,7 @@ from vase_cli.models.tokenizer import ChatTokenizer
 
 
 def load(entry: ModelEntry, tokenizer: ChatTokenizer, dtype: str | None, device: torch.device) -> LanguageModel:
-    """Load the weights; ``dtype`` as in :func:`describe`.
-
-    Raises:
-        ModelError: one line, as in :func:`describe`; also for weights that are missing, cut or of another shape.
-    """
+    """Load the weights; ``dtype`` and ModelError as in :func:`describe`, also for missing or misshapen weights."""
     config = read_config(entry)
     facts = describe(entry, dtype, device, config)
     where = location(entry)

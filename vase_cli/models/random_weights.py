@@ -19,18 +19,13 @@ class RandomWeights:
     seed: int
 
     def describe(self, entry: ModelEntry, dtype: str | None, device: torch.device) -> ModelFacts:
-        """As :func:`vase_cli.models.describe.describe`, from the entry's own facts.
-
-        Raises:
-            ConfigError: the entry lacks them. ModelError: a family that is unknown or cannot be served.
-        """
+        """As :func:`vase_cli.models.describe.describe`, from the entry's own facts; ConfigError if it lacks them."""
         return describe(entry, dtype, device, self._config(entry))
 
     def load(self, entry: ModelEntry, dtype: str | None, device: torch.device) -> LanguageModel:
         """Draw the weights on the device, N(0, 0.02) and norms of 1; no token ends a text.
 
-        Raises:
-            ConfigError, ModelError: as in :meth:`describe`. torch.OutOfMemoryError: no room for the weights.
+        Errors as in :meth:`describe`; torch.OutOfMemoryError if there is no room for the weights.
         """
         config = self._config(entry)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -31,9 +31,8 @@ class Thresholds:
 def load_thresholds(entry: ModelEntry, shape: ModelShape) -> Thresholds | None:
     """The thresholds that a zoo entry names, checked against the model's config; None where it names none.
 
-    Raises:
-        ConfigError: they are of another model, revision, weights or shape, or the facts break a rule.
-        DataError: the numbers are missing, cut, or not those that the facts speak of.
+    ConfigError if they are of another model, revision, weights or shape, or the facts break a rule; DataError if the
+    numbers are missing, cut, or not those that the facts speak of.
     """
     if entry.thresholds is None:
         return None

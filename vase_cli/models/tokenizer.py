@@ -46,8 +46,7 @@ class ChatTokenizer:
     def encode_chat(self, chat: str | Sequence[Message], *, system: str | None, think: bool) -> Prompt:
         """A user message, or the messages of a chat, through the chat template; ``system`` is put first if given.
 
-        Raises:
-            ModelError: the tokenizer has no chat template, or it refuses the messages.
+        ModelError if there is no chat template, or it refuses the messages.
         """
         if not self.has_chat_template:
             raise ModelError("this model's tokenizer has no chat template: use --raw to give the prompt as it is")
@@ -100,11 +99,7 @@ class TextStream:
 
 
 def load_tokenizer(entry: ModelEntry) -> ChatTokenizer:
-    """Load the tokenizer alone: prompts are counted before weights are read.
-
-    Raises:
-        ModelError: one line, as in :func:`describe`.
-    """
+    """Load the tokenizer alone: prompts are counted before weights are read. ModelError as in :func:`describe`."""
     with quiet(), loading_errors(entry):
         return ChatTokenizer(
             AutoTokenizer.from_pretrained(location(entry), revision=entry.revision, trust_remote_code=False)
