@@ -193,7 +193,10 @@ def test_shapes_that_a_config_leaves_out(tmp_path: Path, changes: dict[str, Any]
     [
         ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}, SamplingParams(0.7, 20, 0.8)),
         ({"do_sample": True}, SamplingParams(temperature=1.0)),
-        ({"temperature": 0.7}, DEFAULT_SAMPLING),
+        ({"do_sample": True, "temperature": 0.0}, SamplingParams()),
+        ({"do_sample": False, "temperature": 0.7}, SamplingParams()),
+        ({"temperature": 0.7, "top_p": 0.5}, SamplingParams(0.7, top_p=0.5)),
+        ({"eos_token_id": 3}, DEFAULT_SAMPLING),
     ],
 )
 def test_sampling_of_a_model_folder(tmp_path: Path, generation: dict[str, Any], sampling: SamplingParams) -> None:

@@ -5,6 +5,7 @@ import logging
 import re
 import shutil
 import struct
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,11 @@ from conftest import CHAT_TEMPLATE, END, write_model, write_tokenizer
 from helpers.engines import make_engine, make_requests, token_ids
 
 from vase_cli import plugins
-from vase_cli.config.schema import ModelEntry, ModelShape
+from vase_cli.config.catalog import entry_from_folder
+from vase_cli.config.schema import ModelEntry, ModelShape, Recipe
 from vase_cli.device import resolve_device
+from vase_cli.engine.factory import EngineFactory
+from vase_cli.engine.plan import plan_run
 from vase_cli.errors import ModelError
 from vase_cli.models.describe import describe
 from vase_cli.models.language_model import LanguageModel
@@ -410,17 +414,17 @@ def test_code_that_comes_with_a_model_is_never_run(model_folder: MakeFolder, tmp
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [
-        ([7, 9, 11], 5, {7, 9, 11}),
-        (7, [5, 6], {7}),
-        (0, 5, {0}),
+        ([7, 9, 11], 5, {5, 7, 9, 11}),
+        (7, [5, 6], {5, 6, 7}),
+        (0, 5, {0, 5}),
         (None, [5, 6], {5, 6}),
         (None, 0, {0}),
         ([], 5, {5}),
-        (None, None, {"tokenizer"}),
+        (None, None, set()),
     ],
     ids=str,
 )
-def test_end_tokens_come_from_generation_config_then_config_then_tokenizer(
+def test_a_text_ends_with_an_end_token_of_any_of_the_three_files(
     generation: object, config: object, expected: set[object], model_folder: MakeFolder, tmp_path: Path
 ):
     copy(model_folder("qwen3"), tmp_path)
@@ -428,16 +432,15 @@ def test_end_tokens_come_from_generation_config_then_config_then_tokenizer(
     change_json(tmp_path / "config.json", eos_token_id=config)
     entry = ModelEntry("tiny", path=tmp_path)
     tokenizer = load_tokenizer(entry)
-    if expected == {"tokenizer"}:
-        expected = {tokenizer.eos_token_id}
-    assert load(entry, tokenizer, None, CPU).eos_token_ids == expected
+    assert load(entry, tokenizer, None, CPU).eos_token_ids == expected | {tokenizer.eos_token_id}
 
 
 def test_a_folder_without_generation_config_has_the_configs_end_tokens(model_folder: MakeFolder, tmp_path: Path):
     copy(model_folder("qwen3"), tmp_path)
     (tmp_path / "generation_config.json").unlink()
     change_json(tmp_path / "config.json", eos_token_id=[3, 4])
-    assert load_folder(tmp_path).eos_token_ids == {3, 4}
+    tokenizer = load_tokenizer(ModelEntry("tiny", path=tmp_path))
+    assert load_folder(tmp_path).eos_token_ids == {3, 4, tokenizer.eos_token_id}
 
 
 @pytest.mark.parametrize("written", [1.5, "x", [1, "a"]])
@@ -552,6 +555,101 @@ def test_text_keeps_think_tags_and_spaces_and_drops_special_tokens(tmp_path: Pat
     assert all(len(end) == 1 for end in ends) and tokenizer.eos_token_id == ends[0][0]
     assert tokenizer.decode(ends[1] + ids + ends[0]) == text
     assert tokenizer.decode(()) == ""
+
+
+def test_think_tags_that_are_special_tokens_are_text_and_no_other_is(tmp_path: Path):
+    from tokenizers import AddedToken, Tokenizer
+
+    write_tokenizer(tmp_path)
+    inner = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    inner.add_special_tokens([AddedToken(tag, special=True) for tag in ("<think>", "</think>", "<|stop|>")])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(ModelEntry("tiny", path=tmp_path))
+    ids = tokenizer.encode_text("<think>a</think>b<|stop|>").token_ids
+    assert len(ids) == 5 and tokenizer.decode(ids) == "<think>a</think>b"
+
+
+def test_a_raw_text_that_has_its_beginning_token_gets_no_second_one(tmp_path: Path):
+    from tokenizers import Tokenizer, processors
+
+    write_tokenizer(tmp_path)
+    change_json(tmp_path / "tokenizer_config.json", bos_token="<|system|>")
+    inner = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    begin = inner.token_to_id("<|system|>")
+    inner.post_processor = processors.TemplateProcessing(single="<|system|> $A", special_tokens=[("<|system|>", begin)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(ModelEntry("tiny", path=tmp_path))
+    assert tokenizer.encode_text("<|system|>ab") == tokenizer.encode_text("ab")
+    assert tokenizer.encode_text("ab").token_ids.count(begin) == 1
+
+
+def test_a_template_that_does_not_end_is_stopped(tmp_path: Path):
+    from transformers import AutoTokenizer
+
+    write_tokenizer(tmp_path)
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(loop)
+    tokenizer = ChatTokenizer(AutoTokenizer.from_pretrained(tmp_path), template_limit_s=0.2)
+    with pytest.raises(ModelError, match=r"refused the messages: it did not end within 0\.2 s"):
+        tokenizer.encode_chat("1+1?", system=None, think=True)
+    for worker in [thread for thread in threading.enumerate() if thread.name == "chat template"]:
+        worker.join(60)
+        assert not worker.is_alive(), "it goes on and takes a core"
+
+
+def test_a_folder_without_a_tokenizer_is_refused_before_its_weights(model_folder: MakeFolder, tmp_path: Path):
+    copy(model_folder("qwen3"), tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / file).unlink()
+    assert "no tokenizer there; add its files" in refusal(tmp_path, load_tokenizer)
+
+
+def test_token_ids_that_the_embedding_does_not_have_are_refused(model_folder: MakeFolder, tmp_path: Path):
+    folder = copy(model_folder("qwen3"), tmp_path)
+    change_json(folder / "config.json", vocab_size=50)
+    factory = EngineFactory(
+        plan_run(Recipe("mine", "mine", method="full", device="cpu"), ModelEntry("mine", path=folder))
+    )
+    with pytest.raises(ModelError, match=r"mine: its tokenizer makes token \d+, its embedding has 50 rows"):
+        factory.encode("zzz~")
+
+
+# Configs.
+
+
+def test_weights_that_the_config_does_not_use_are_refused_by_name(model_folder: MakeFolder, tmp_path: Path):
+    copy(model_folder("qwen3"), tmp_path)
+    change_json(tmp_path / "config.json", num_hidden_layers=1, layer_types=["full_attention"])
+    assert re.search(
+        r"the weights hold \d+ tensors that the config does not use, model\.layers\.1\.", refusal(tmp_path)
+    )
+
+
+@pytest.mark.parametrize("wish", ["flash_attention_2", "kernels-community/x"])
+def test_the_attention_that_a_config_wishes_for_is_not_obeyed(wish: str, model_folder: MakeFolder, tmp_path: Path):
+    copy(model_folder("qwen3"), tmp_path)
+    expected = logits(load_folder(tmp_path))
+    change_json(tmp_path / "config.json", _attn_implementation=wish)
+    assert torch.equal(logits(load_folder(tmp_path)), expected)
+
+
+def test_a_model_of_countless_layers_is_refused_at_once(model_folder: MakeFolder, tmp_path: Path):
+    copy(model_folder("qwen3"), tmp_path)
+    change_json(tmp_path / "config.json", num_hidden_layers=100_000, layer_types=None)
+    assert "100,000 layers; no model has over 1,000" in refusal(tmp_path, lambda entry: describe(entry, None, CPU))
+
+
+def test_yarn_makes_longer_texts_possible(model_folder: MakeFolder, tmp_path: Path):
+    copy(model_folder("qwen3"), tmp_path)
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 10000.0}
+    change_json(tmp_path / "config.json", max_position_embeddings=160, rope_parameters=rope)
+    assert describe(ModelEntry("tiny", path=tmp_path), None, CPU).max_tokens == 512
+
+
+def test_what_a_config_leaves_out_is_its_familys_default(model_folder: MakeFolder, tmp_path: Path):
+    copy(model_folder("qwen3"), tmp_path)
+    change_json(tmp_path / "config.json", head_dim=None)
+    assert describe(entry_from_folder(tmp_path), None, CPU).shape.head_dim == 128  # Qwen3's
 
 
 # The registered attention.

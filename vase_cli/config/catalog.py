@@ -200,7 +200,10 @@ def entry_from_folder(folder: Path) -> ModelEntry:
         configured_tokens=_count(config, "max_position_embeddings"),
         thinking=_folder_thinking(folder),
         **modes,
-        origins={"sampling": str(folder / "generation_config.json") if sampling else "default"},
+        origins={
+            "sampling": str(folder / "generation_config.json") if sampling else "default",
+            "shape": str(folder / "config.json"),  # less what a family has defaults for
+        },
     )
 
 
@@ -244,12 +247,16 @@ def _folder_shape(config: Mapping[str, Any]) -> ModelShape | None:
 
 def _folder_sampling(folder: Path) -> SamplingParams | None:
     written = _read_json(folder / "generation_config.json")
-    if written is None or not written.get("do_sample"):
+    keys = {"temperature", "top_k", "top_p", "min_p"}
+    if written is None or (written.get("do_sample") is None and not keys & written.keys()):
         return None
+    if written.get("do_sample") is False:
+        return SamplingParams()  # greedy
     # A key that is not there has transformers' own default, which is 1.0 for the temperature.
     values = {key: written[key] for key in ("top_k", "top_p", "min_p") if written.get(key) is not None}
     try:
-        return SamplingParams(temperature=written.get("temperature") or 1.0, **values)
+        temperature = written.get("temperature")
+        return SamplingParams(temperature=1.0 if temperature is None else temperature, **values)
     except ConfigError as error:
         raise ConfigError(f"{folder / 'generation_config.json'}: {error}") from None
 

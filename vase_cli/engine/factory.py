@@ -9,7 +9,7 @@ from vase_cli.engine.engine import Engine
 from vase_cli.engine.memory import MemoryPlan, plan_memory
 from vase_cli.engine.plan import GenerationLimits, RunPlan
 from vase_cli.engine.sampling import drawn_from_few
-from vase_cli.errors import ConfigError
+from vase_cli.errors import ConfigError, ModelError
 from vase_cli.models.compiled import WORTHWHILE_STEPS
 from vase_cli.models.fused import FusionError
 from vase_cli.models.language_model import LanguageModel
@@ -76,13 +76,19 @@ class EngineFactory:
             except UnicodeEncodeError as error:  # what Python makes of other bytes on the command line
                 raise ConfigError(f"the {what} is not UTF-8 at character {error.start + 1}: write it again") from error
         if not raw and tokenizer.has_chat_template:
-            return tokenizer.encode_chat(prompt, system=recipe.system_prompt, think=recipe.think)
+            return self._in_vocabulary(tokenizer.encode_chat(prompt, system=recipe.system_prompt, think=recipe.think))
         why = "--raw gives the prompt as it is" if raw else f"{self.plan.entry.name} has no chat template"
         if recipe.system_prompt is not None:
             raise ConfigError(f"{why}, so there is no place for a system prompt: leave it out")
         if not isinstance(prompt, str):
             raise ConfigError(f"{why}, so there is no place for the messages of a chat: give the text alone")
-        return tokenizer.encode_text(prompt)
+        return self._in_vocabulary(tokenizer.encode_text(prompt))
+
+    def _in_vocabulary(self, prompt: Prompt) -> Prompt:
+        if (largest := max(prompt.token_ids, default=0)) >= self.plan.facts.vocabulary:
+            problem = f"its tokenizer makes token {largest}, its embedding has {self.plan.facts.vocabulary} rows"
+            raise ModelError(f"{self.plan.entry.name}: {problem}: the tokenizer is of another model")
+        return prompt
 
     def memory(
         self,

@@ -16,6 +16,7 @@ from vase_cli.config.schema import ModelEntry, ModelShape
 from vase_cli.errors import ModelError, first_line, quiet_log
 
 _DIGEST_BYTES = 2**20
+_MOST_LAYERS = 1000  # more would take minutes to lay out, and are a fault of the config
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -85,13 +86,14 @@ def describe(
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     shape = ModelShape(int(config.num_hidden_layers), heads, kv_heads, head_dim)
-    if entry.shape is not None and entry.shape != shape:
+    guessed = entry.path is not None and entry.origins.get("shape") == str(entry.path / "config.json")
+    if entry.shape is not None and not guessed and entry.shape != shape:
         differs = f"the config says {shape}, the zoo entry {entry.name} says {entry.shape}"
         raise ModelError(f"{where}: {differs}: not the same model")
     if entry.architecture is not None:
         entry.architecture.check(config, where)
     with quiet(), loading_errors(entry), torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
+        skeleton = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # not the config's own wish
     skeleton.tie_weights()
     parameters = {id(parameter): parameter.numel() for parameter in skeleton.parameters()}
     embedding, head = skeleton.get_input_embeddings(), skeleton.get_output_embeddings()
@@ -107,8 +109,19 @@ def describe(
         weights_bytes=total * element_bytes,
         parameters=total,
         dtype=dtype,
-        max_tokens=getattr(config, "max_position_embeddings", None),
+        max_tokens=_max_tokens(config),
         embedding_bytes=0 if tied else embedding.weight.numel() * element_bytes,
+    )
+
+
+def _max_tokens(config: PreTrainedConfig) -> int | None:
+    """The longest text that positions are made for; YaRN extends what the model was trained with by its factor."""
+    configured: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if configured is None or rope.get("rope_type") != "yarn":
+        return configured
+    return max(
+        configured, int((rope.get("factor") or 1.0) * (rope.get("original_max_position_embeddings") or configured))
     )
 
 
@@ -128,6 +141,10 @@ def _refuse_unserved(config: PreTrainedConfig, where: str) -> None:
         raise ModelError(f"{where}: the weights are quantized; take the model in bfloat16, float16 or float32")
     if not hasattr(config, "num_attention_heads") or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"{where}: {kind} is not a decoder-only language model with attention")
+    if config.num_hidden_layers > _MOST_LAYERS:
+        raise ModelError(
+            f"{where}: {config.num_hidden_layers:,} layers; no model has over {_MOST_LAYERS:,}: check config.json"
+        )
     sliding = getattr(config, "sliding_window", None) is not None
     layer_types = getattr(config, "layer_types", None) or (["sliding_attention"] if sliding else [])
     for layer, layer_type in enumerate(layer_types):

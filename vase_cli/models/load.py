@@ -28,6 +28,9 @@ def load(entry: ModelEntry, tokenizer: ChatTokenizer, dtype: str | None, device:
         )
     if missing := sorted(info["missing_keys"]):
         raise ModelError(f"{where}: the weights lack {len(missing)} tensors, {missing[0]} first: fetch the model again")
+    if unexpected := sorted(info["unexpected_keys"]):
+        problem = f"the weights hold {len(unexpected)} tensors that the config does not use, {unexpected[0]} first"
+        raise ModelError(f"{where}: {problem}: they are of another model")
     if mismatched := sorted(info["mismatched_keys"]):
         name, stored, expected = mismatched[0]
         raise ModelError(f"{where}: {name} is {tuple(stored)} in the weights, {tuple(expected)} by the config")
@@ -36,12 +39,15 @@ def load(entry: ModelEntry, tokenizer: ChatTokenizer, dtype: str | None, device:
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: ChatTokenizer, where: str) -> frozenset[int]:
+    """The end tokens that any of the generation config, the config and the tokenizer names."""
     generation: GenerationConfig | None = model.generation_config
+    found: set[int] = set()
     for source in (generation, model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
         listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
         if not all(isinstance(token_id, int) for token_id in listed):
             raise ModelError(f"{where}: eos_token_id {ids!r} is not a token id or a list of them")
-        if listed:
-            return frozenset(listed)
-    raise ModelError(f"{where}: no eos_token_id in generation_config.json, config.json or the tokenizer")
+        found |= set(listed)
+    if not found:
+        raise ModelError(f"{where}: no eos_token_id in generation_config.json, config.json or the tokenizer")
+    return frozenset(found)

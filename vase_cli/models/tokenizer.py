@@ -1,14 +1,19 @@
 """A model's tokenizer and chat template."""
 
+import ctypes
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from vase_cli.config.schema import ModelEntry
 from vase_cli.errors import ModelError, first_line
 from vase_cli.models.describe import loading_errors, location, quiet
+
+T = TypeVar("T")
+THINK_TAGS = ("<think>", "</think>")
 
 Message: TypeAlias = Mapping[str, str]
 """One message of a chat: its "role" (system, user or assistant) and "content"."""
@@ -25,8 +30,13 @@ class Prompt:
 class ChatTokenizer:
     """A model's tokenizer and chat template."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template_limit_s: float = 5.0) -> None:
+        """Wrap transformers' tokenizer; a chat template that runs for longer than its limit is stopped."""
+        self._tokenizer, self._template_limit_s = tokenizer, template_limit_s
+        added = {token_id: str(token) for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        # Special tokens are no text, but thinking is.
+        self._hidden = {token_id for token_id, token in added.items() if token not in THINK_TAGS}
+        self._hides_all = len(self._hidden) == len(added)
 
     @property
     def has_chat_template(self) -> bool:
@@ -40,8 +50,10 @@ class ChatTokenizer:
         return end
 
     def encode_text(self, text: str) -> Prompt:
-        """A prompt taken as it is, without a chat template."""
-        return Prompt(tuple(self._tokenizer(text)["input_ids"]), text.rfind("<think>") > text.rfind("</think>"))
+        """A prompt taken as it is, without a chat template; the first token is not put before a text that has it."""
+        begun = bool(self._tokenizer.bos_token) and text.startswith(str(self._tokenizer.bos_token))
+        token_ids = self._tokenizer(text, add_special_tokens=not begun)["input_ids"]
+        return Prompt(tuple(token_ids), text.rfind("<think>") > text.rfind("</think>"))
 
     def encode_chat(self, chat: str | Sequence[Message], *, system: str | None, think: bool) -> Prompt:
         """A user message, or the messages of a chat, through the chat template; ``system`` is put first if given.
@@ -53,8 +65,11 @@ class ChatTokenizer:
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages += [{"role": "user", "content": chat}] if isinstance(chat, str) else map(dict, chat)
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, enable_thinking=think
+            text = _stopped_after(
+                self._template_limit_s,
+                lambda: self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, enable_thinking=think
+                ),
             )
         except Exception as error:  # the template is a program that came with the model
             raise ModelError(f"the model's chat template refused the messages: {first_line(error)}") from error
@@ -64,13 +79,37 @@ class ChatTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens (``<think>`` is text)."""
+        shown = (
+            list(token_ids) if self._hides_all else [token_id for token_id in token_ids if token_id not in self._hidden]
+        )
         return str(
-            self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            self._tokenizer.decode(shown, skip_special_tokens=self._hides_all, clean_up_tokenization_spaces=False)
         )
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token by itself, special tokens too."""
         return [str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in token_ids]
+
+
+def _stopped_after(limit_s: float, render: Callable[[], T]) -> T:
+    """What ``render`` returns; TimeoutError, and an end of its work, if that takes longer."""
+    done: list[T | BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(render())
+        except BaseException as error:
+            done.append(error)
+
+    worker = threading.Thread(target=run, name="chat template", daemon=True)
+    worker.start()
+    worker.join(limit_s)
+    if worker.is_alive():  # a loop of Python code, which takes note of an exception from outside
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(TimeoutError))
+        raise TimeoutError(f"it did not end within {limit_s:g} s")
+    if isinstance(done[0], BaseException):
+        raise done[0]
+    return done[0]
 
 
 class TextStream:
@@ -101,6 +140,7 @@ class TextStream:
 def load_tokenizer(entry: ModelEntry) -> ChatTokenizer:
     """Load the tokenizer alone: prompts are counted before weights are read. ModelError as in :func:`describe`."""
     with quiet(), loading_errors(entry):
-        return ChatTokenizer(
-            AutoTokenizer.from_pretrained(location(entry), revision=entry.revision, trust_remote_code=False)
-        )
+        tokenizer = AutoTokenizer.from_pretrained(location(entry), revision=entry.revision, trust_remote_code=False)
+    if not tokenizer("a")["input_ids"]:  # what transformers makes of a folder without the files
+        raise ModelError(f"{location(entry)}: no tokenizer there; add its files, such as tokenizer.json")
+    return ChatTokenizer(tokenizer)
