@@ -34,9 +34,7 @@ def uniform(key: Tensor, *counters: Tensor | int) -> Tensor:
     Small values keep their full relative precision (32 random bits), and 1.0 never occurs, so both ``log(u)`` and
     ``log1p(-u)`` are finite.
 
-    Args:
-        key: int64, any shape: one key for each sequence, see :func:`stream_key`.
-        counters: int64 tensors (or ints) that broadcast against ``key``; their order matters.
+    ``key`` is int64 of any shape, one for each sequence, see :func:`stream_key`; counters broadcast against it.
     """
     bits = (hashed(key, *counters) >> 32) & 0xFFFFFFFF
     return ((bits * 2 + 1).to(torch.float32) * 2.0**-33).clamp_(max=_LARGEST_BELOW_ONE)

@@ -75,12 +75,9 @@ class _CapturedCut(NamedTuple):
 class Cutter:
     """Cuts rows of a cache back to the budget with one method.
 
-    Args:
-        policy, cache, budget, window: what cuts, and what is cut.
-        thresholds: (L, H) float32 on the cache's device, for methods that read them; None for none.
-        on_cut: called with the row and the :class:`Cut` of each sequence that is cut, of a prompt once for all layers,
-            where C is T - W. The host then waits for the device, and no graph is captured.
-        scores_bytes: memory of the scores that are worked on together.
+    ``thresholds`` are (L, H) float32 on the cache's device, for methods that read them. ``on_cut`` is called with the
+    row and the :class:`Cut` of each sequence that is cut, of a prompt once for all layers, where C is T - W; the host
+    then waits for the device, and no graph is captured. Scores of ``scores_bytes`` are worked on together.
     """
 
     def __init__(
@@ -127,9 +124,8 @@ class Cutter:
     def cut(self, subjects: Sequence[CutSubject]) -> Tensor:
         """Cut full rows (S tokens) back to the budget, in every layer; the cache's ``lengths`` stay as they are.
 
-        Returns:
-            One int64 for each subject, on the device: the first layer whose states were not finite, L if all were.
-            Such a row's content then means nothing.
+        Returns one int64 for each subject, on the device: the first layer whose states were not finite, L if all were.
+        Such a row's content then means nothing.
         """
         if not subjects:
             return self._layers[:0]
@@ -218,10 +214,8 @@ class Cutter:
         """Cut G consecutive layers of a prompt longer than the budget, and write what stays into a row that was reset.
 
         Only these layers' dense states exist at a time: the prompt is cut while its prefill goes on. They are queries
-        (G, W, Hq, D) of the last W tokens, and keys and values (G, T, H, D).
-
-        Returns:
-            (G,) bool on the device, False where the states were not finite.
+        (G, W, Hq, D) of the last W tokens, and keys and values (G, T, H, D). Returns (G,) bool on the device, False
+        where the states were not finite.
         """
         count, tokens, heads, head_dim = keys.shape
         among = slice(first_layer, first_layer + count)

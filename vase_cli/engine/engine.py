@@ -83,8 +83,7 @@ class Engine:
             timed: keep the time of each step.
             thresholds: (L, H) float32 on the model's device, for a method that reads them.
             record_cuts: yield a :class:`RowCut` for each cut; slower, as all scores come to the host.
-            run_ahead: whether a step is launched before the one before it is read; None is on CUDA only. Not with
-                ``record_cuts``.
+            run_ahead: launch a step before the one before it is read; None is on CUDA only, and not to record cuts.
             ops: what computes cuts and draws; None is :func:`select_ops`.
         """
         check_settings(policy, settings)

@@ -102,12 +102,9 @@ class EngineFactory:
     ) -> MemoryPlan:
         """Plan memory for tasks' limits; the one that needs most decides. ConfigError if it does not fit.
 
-        Args:
-            needed: limits, each with the tokens of its longest prompt.
-            requests: more rows than these bring nothing.
-            max_num_seqs, most_num_seqs: rows, or "auto" for most_num_seqs at most; None is :data:`MOST_NUM_SEQS`.
-            available_bytes: planned with; None is what is free now, as if the weights were not read yet.
-            reserved_bytes: of it, for something else.
+        Limits come with the tokens of their longest prompt; more rows than ``requests`` bring nothing. ``max_num_seqs``
+        may be "auto", for ``most_num_seqs`` at most, by default :data:`MOST_NUM_SEQS`. ``available_bytes`` is by
+        default what is free now, as if the weights were not read yet; ``reserved_bytes`` of it are for something else.
         """
         plan = self.plan
 
@@ -176,14 +173,8 @@ class EngineFactory:
         record_cuts: bool = False,
         run_ahead: bool | None = None,
     ) -> Engine:
-        """An engine for one task's limits; loads the weights.
-
-        Args:
-            limits: from :meth:`RunPlan.limits`.
-            max_num_seqs, longest_prompt_tokens: rows of the cache, and the most tokens of a prompt.
-            compiled: from :meth:`decode_path`.
-            timed, record_cuts, run_ahead: see :class:`~vase_cli.engine.engine.Engine`.
-        """
+        """An engine for one task's limits; loads the weights. ``compiled`` is from :meth:`decode_path`, the last three
+        are the engine's own."""
         plan, model = self.plan, self.load()
         model.compile(compiled)
         return Engine(

@@ -182,11 +182,10 @@ class LLM(EngineFactory):
         again = dict.fromkeys(texts, 0)  # of those, the ones that a text that started again still has to repeat
 
         def new(request: Request, piece: str) -> Iterator[NewText]:
-            repeated = min(len(piece), again[request.id])
-            again[request.id] -= repeated
-            told[request.id] += len(piece) - repeated
-            if piece := piece[repeated:]:
-                yield NewText(_index(request), request.sample, piece)
+            fresh, again[request.id] = piece[again[request.id] :], max(0, again[request.id] - len(piece))
+            told[request.id] += len(fresh)
+            if fresh:
+                yield NewText(_index(request), request.sample, fresh)
 
         for event in events:
             match event:

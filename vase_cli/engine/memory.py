@@ -62,13 +62,9 @@ def plan_memory(
 ) -> MemoryPlan:
     """Plan a run; ConfigError, with the figures, if not even one row fits, or not as many as were asked for.
 
-    Args:
-        facts, cache_shape: the model, and the cache's sizes for a number of slots.
-        sampled: whether tokens are drawn, not greedy.
-        longest_prompt_tokens, available_bytes: T of the longest prompt, and free memory on the device.
-        max_num_seqs: how many rows, or "auto" for as many as fit, up to ``most_num_seqs``.
-        kernels: whether the fused forward and the kernels for cuts and sampling are used, as on a GPU.
-        few_candidates: whether a token is drawn from so few that the kernel for it is used.
+    ``cache_shape`` gives the cache's sizes for a number of rows; ``max_num_seqs`` may be "auto", for as many as fit, up
+    to ``most_num_seqs``. ``sampled`` says that tokens are not greedy, ``kernels`` that the fused forward and kernels
+    for cuts and sampling are used, ``few_candidates`` that a token is drawn from so few that the kernel for it is.
     """
 
     def plan(count: int) -> MemoryPlan:

@@ -24,11 +24,7 @@ from vase_cli.models.thresholds import Thresholds, load_thresholds
 
 @dataclass(frozen=True)
 class GenerationLimits:
-    """Budget and limits of one task, resolved.
-
-    ``budget`` is None for a method that does not evict; ``max_new_tokens`` is None for no limit but that on prompt and
-    generated tokens together.
-    """
+    """Budget (None for a method that does not evict) and limits of one task; None is no limit on new tokens."""
 
     budget: Budget | None
     max_new_tokens: int | None
@@ -66,10 +62,7 @@ class EngineSettings:
         *,
         usual_scale: bool = True,
     ) -> CacheShape:
-        """Sizes of the cache, for the memory plan as for the engine; nothing is allocated.
-
-        ``usual_scale``, see :class:`vase_cli.models.language_model.LanguageModel`, is not known before it is loaded.
-        """
+        """Sizes of the cache, for the memory plan as for the engine; ``usual_scale`` is of a loaded model."""
         cut_at, model = self.cut_at, facts.shape
         return CacheShape(
             layers=model.layers,

@@ -56,10 +56,7 @@ class NewTokens:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that the user should know of, in one line; the engine goes on.
-
-    The texts of ``restarted`` requests begin again, with the same random numbers: what was told of them is void.
-    """
+    """Something that the user should know of, in one line; texts of ``restarted`` requests begin again."""
 
     message: str
     restarted: tuple[Request, ...] = ()

@@ -10,9 +10,7 @@ from vase_cli.engine.sequence import Sequence
 class Scheduler:
     """First come, first served: a row that is free takes the next request at once.
 
-    Args:
-        max_num_seqs: rows of the cache.
-        eviction_key: of a request, see :class:`~vase_cli.engine.sequence.Sequence`.
+    ``max_num_seqs`` are the rows of the cache; ``eviction_key`` is as in :class:`~vase_cli.engine.sequence.Sequence`.
     """
 
     def __init__(self, max_num_seqs: int, eviction_key: Callable[[Request], int]) -> None:

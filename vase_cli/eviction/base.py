@@ -149,9 +149,8 @@ class EvictionPolicy(ABC):
     def select(self, view: CacheView, scores: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Choose which tokens stay, by ``keep_scores`` or by ``scores`` that it has given.
 
-        Returns:
-            kept: (N, H, budget) int64, numbers in text order, ascending; the window's come last.
-            finite: (N,) bool, False for an item with a NaN score, whose tokens mean nothing.
+        Returns (N, H, budget) int64, numbers in text order, ascending, the window's last; and (N,) bool, False for an
+        item with a NaN score, whose tokens mean nothing.
         """
         scores = self.keep_scores(view) if scores is None else scores
         places = view.budget - view.window

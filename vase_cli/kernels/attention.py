@@ -62,8 +62,7 @@ def decode_attention(
         seq_lens: (B,) int32, tokens from slot 0 on that each row attends to.
         scale: factor on q·k.
         out: (B, Hq, D), written; zeros where a row holds nothing.
-        lse, candidates, text_positions: see :class:`vase_cli.attention.base.LSEOut`; a row that holds nothing
-            writes nothing.
+        lse, candidates, text_positions: see :class:`vase_cli.attention.base.LSEOut`; an empty row writes nothing.
         config: how the work is divided; None is :func:`attention_config`.
     """
     rows, query_heads, head_dim = queries.shape

@@ -46,8 +46,7 @@ def rotate_and_append(
         bias: ((Hq + 2H) D,), added first; None for none.
         cos, sin: (P, D), any float dtype, rotations by position.
         text_positions: (B,) int64, below P.
-        q_weight, k_weight: (D,), RMS norm of each query or key head before the rotation; None for none.
-        eps: of the norms.
+        q_weight, k_weight, eps: (D,), RMS norm of each query or key head before the rotation; None for none.
         keys, values: (B, S, H, D), contiguous; written at slot ``lengths``.
         lengths: (B,) int32, tokens each row holds already.
         active: (B,) int32; of a row with 0, and of one that is full, nothing but ``out`` is written.

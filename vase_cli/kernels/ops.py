@@ -156,8 +156,7 @@ class TorchOps:
             rows: (N,) int64, which of R to cut, each once.
             seq_lens: (N,) int64, length of the text that each row holds tokens of.
 
-        Returns:
-            (N,) bool, False for an item with a NaN score.
+        Returns (N,) bool, False for an item with a NaN score.
         """
         budget = scores.shape[-1]
         window = keys.shape[1] - budget
@@ -191,9 +190,8 @@ class TorchOps:
             temperature, top_p, min_p: not negative, 0 is the greedy choice; in (0, 1]; in [0, 1].
             keys, positions: (B,) int64, stream key of each row, and text position of the token to draw.
 
-        Returns:
-            (B,) int64 token ids, and (B,) bool, whether a row's logits are all finite: where not, the token is in
-            range and means nothing.
+        Returns (B,) int64 token ids, and (B,) bool, whether a row's logits are all finite: where not, the token is in
+        range and means nothing.
         """
         finite = logits.isfinite().all(dim=-1)
         safe = logits.masked_fill(~finite[:, None], 0.0)

@@ -71,12 +71,8 @@ def describe(
 ) -> ModelFacts:
     """Read a model's config and refuse what the cache cannot serve; no weight is read.
 
-    Args:
-        entry: the model; its ``shape`` and ``architecture`` are checked against the config where they are set.
-        dtype: asked for; None or "auto" is the checkpoint's own on a GPU, and float32 on a CPU.
-        device: where it will run.
-        config: in place of the model's own file.
-
+    The entry's ``shape`` and ``architecture`` are checked against the config, the model's own or the one given.
+    ``dtype`` None or "auto" is the checkpoint's own on a GPU, and float32 on a CPU.
     ModelError for a model that is not found, gated, offline, unreadable, or not to be served.
     """
     config = read_config(entry) if config is None else config

@@ -15,14 +15,8 @@ class ForwardStep(Protocol):
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """Store a layer's new states and attend.
 
-        Args:
-            layer: which layer.
-            queries: (1, T, Hq, D) in a prefill, (B, 1, Hq, D) in a decode step; rotated.
-            keys, values: the same with H heads; keys are rotated.
-            scale: factor on q·k.
-
-        Returns:
-            The shape of ``queries``.
+        Queries are (1, T, Hq, D) in a prefill and (B, 1, Hq, D) in a decode step, as is what is returned; keys and
+        values have H heads. Queries and keys are rotated; ``scale`` is the factor on q·k.
         """
         ...
 
