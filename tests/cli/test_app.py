@@ -110,3 +110,34 @@ def test_a_reader_that_goes_away_is_no_error(vase: Shell, tmp_path: Path) -> Non
     process.stdout.close()
     _, err = process.communicate()
     assert (process.returncode, err) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "line"),
+    [
+        ("methods list >&-", 1, "vase: stdout is closed; "),
+        ("methods list > /dev/full", 1, "vase: cannot write to stdout: No space left on device; "),
+        ("methods list --json > /dev/full", 1, "vase: cannot write to stdout: No space left on device; "),
+        ("--help > /dev/full", 1, "vase: cannot write to stdout: No space left on device; "),
+        ("run <&-", 2, "vase: the prompt is empty: "),
+        ("methods lsit 2>&-", 2, None),
+        ("methods lsit 2>/dev/full", 2, None),
+        ("methods list 2>&-", 0, None),
+    ],
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a shell and /dev/full")
+def test_a_stream_that_is_closed_or_full_ends_in_one_line(
+    tmp_path: Path, redirected: str, code: int, line: str | None
+) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"exec '{sys.executable}' -m vase_cli {redirected}"],
+        capture_output=True,
+        text=True,
+        env=clean_environment(tmp_path),
+    )
+    assert done.returncode == code
+    if line is None:
+        assert done.stderr == ""
+    else:
+        (said,) = done.stderr.splitlines()
+        assert said.startswith(line)
