@@ -69,6 +69,22 @@ def file_access(action: str, path: Path, kind: type[VaseError]) -> Iterator[None
         raise kind(f"cannot {action} {path}: {reason}") from error
 
 
+def user_path(name: str | Path, kind: type[VaseError], within: Path = Path()) -> Path:
+    """The path that a user names, ``~`` being a home folder and a relative one starting ``within``; it need not exist.
+
+    An error of ``kind`` for an empty name, a home folder that nobody has, and a path that the system refuses.
+    """
+    if not str(name).strip():
+        raise kind("an empty name stands for no file or folder; write one, or leave it out")
+    try:
+        path = within / Path(name).expanduser()
+    except RuntimeError:
+        raise kind(f"{name}: there is no home folder of that user; write the path in full") from None
+    with file_access("look at", path, kind), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        path.stat()
+    return path
+
+
 def nearest(name: str, known: Collection[str]) -> str | None:
     """The known name nearest to a mistyped one, if any is near."""
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), None)

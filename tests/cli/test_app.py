@@ -141,3 +141,37 @@ def test_a_stream_that_is_closed_or_full_ends_in_one_line(
     else:
         (said,) = done.stderr.splitlines()
         assert said.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (["run", "--model", "", "hi"], "an empty name stands for no file or folder; "),
+        (["run", "--model", "~nosuchuser/x", "hi"], "~nosuchuser/x: there is no home folder of that user; "),
+        (["run", "--recipe", "~nosuchuser/x.yaml", "hi"], "~nosuchuser/x.yaml: there is no home folder"),
+        (["eval", "~nosuchuser/x.jsonl", "--grader", "math"], "~nosuchuser/x.jsonl: there is no home folder"),
+        (
+            ["eval", "gsm8k", "--model", "tiny-reasoner", "--data", "~nosuchuser/x"],
+            "~nosuchuser/x: there is no home folder",
+        ),
+        (["run", "--model", "x" * 256, "hi"], f"cannot look at {'x' * 256}: File name too long"),
+        (["run", "--recipe", f"{'x' * 256}.yaml", "hi"], f"cannot look at {'x' * 256}.yaml: File name too long"),
+        (["run", "--input", f"{'x' * 256}.jsonl"], f"cannot look at {'x' * 256}.jsonl: File name too long"),
+        (["zoo", "list", "--zoo", "x" * 256], f"cannot look at {'x' * 256}: File name too long"),
+        (["eval", f"{'x' * 256}.jsonl"], f"cannot look at {'x' * 256}.jsonl: File name too long"),
+        (
+            ["eval", "gsm8k", "--model", "tiny-reasoner", "--data", "x" * 256],
+            f"cannot look at {'x' * 256}: File name too long",
+        ),
+        (["grade", "x" * 256], f"cannot look at {'x' * 256}: File name too long"),
+        (["zoo", "copy", "qwen3-8b", "x" * 256], f"cannot look at {'x' * 256}/qwen3-8b"),
+    ],
+)
+def test_a_path_that_the_system_refuses_ends_in_one_line(vase: Shell, arguments: list[str], start: str) -> None:
+    assert vase.refused(*arguments).startswith(start)
+
+
+def test_a_path_of_a_file_says_which_file_it_is(vase: Shell, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("model: ~nosuchuser/model\n")
+    assert vase.refused("run", "--recipe", str(recipe), "hi").startswith("~nosuchuser/model: there is no home folder")

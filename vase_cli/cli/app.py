@@ -121,6 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _discard(sys.stdout)
         sys.exit(1)
     except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.EACCES) and error.filename is not None:
+            _fail(f"cannot look at {error.filename}: {error.strerror}; name another path", 2)
         if error.errno not in _OUTPUT_FAULTS or error.filename is not None:
             raise
         _discard(sys.stdout)

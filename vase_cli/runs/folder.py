@@ -30,7 +30,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from vase_cli.errors import ConfigError, DataError, RunError, VaseError, file_access
+from vase_cli.errors import ConfigError, DataError, RunError, VaseError, file_access, user_path
 from vase_cli.runs.files import checked, line_of, read_document, read_lines, write_document, write_file
 from vase_cli.runs.schema import FORMAT, Record, Run, Sample, Session, Summary
 
@@ -210,7 +210,7 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
 
 def _require_run_folder(path: Path) -> None:
     hint = "name one that `vase eval` has written"
-    if not path.is_dir():
+    if not user_path(path, ConfigError).is_dir():
         raise ConfigError(f"no run folder at {path}; {hint}")
     if not (path / RUN_FILE).exists():
         runs = [child for child in path.iterdir() if (child / RUN_FILE).exists()]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vase_cli import plugins
-from vase_cli.errors import ConfigError, DataError, did_you_mean
+from vase_cli.errors import ConfigError, DataError, did_you_mean, user_path
 from vase_cli.tasks._files import SUFFIXES, UNKNOWN_KIND, find_data, missing_file, read_rows
 from vase_cli.tasks._hub import HubSource, read_hub
 from vase_cli.tasks._rows import Fields, Row, RowError, RowReader, read_answer, read_choice
@@ -163,7 +163,7 @@ def _tasks_of(name: str, grader: str | None) -> list[Task]:
 
 
 def _file_task(name: str, grader: str | None) -> Task:
-    path = Path(name).expanduser()
+    path = user_path(name, DataError)
     if not path.is_file():
         raise DataError(missing_file(name, path) if not path.is_dir() else f"{name} is a folder; name a file in it")
     if path.suffix not in SUFFIXES:
