@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vase_cli.config.schema import Recipe
     from vase_cli.eviction.base import EvictionPolicy
 
+_LARGEST = 2**31 - 1  # of a number that reaches a device
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
@@ -66,6 +67,8 @@ def share_out(methods: Sequence[str], options: Mapping[str, Scalar]) -> tuple[di
 
 def _coerce(annotation: Any, value: Scalar) -> Scalar:
     """Check a value against an annotation; only a whole number is converted, to ``float``."""
+    if isinstance(value, int | float) and not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(f"{value} is too large; write a number up to {_LARGEST}")
     kinds = get_args(annotation) or (annotation,)  # choices, or types with "|" between them
     if get_origin(annotation) is Literal:
         if value not in kinds:
