@@ -59,8 +59,13 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def file_access(action: str, path: Path, kind: type[VaseError]) -> Iterator[None]:
-    """Turn an OSError into one of ``kind`` for the file that cannot be used; a full disk is a RunError everywhere."""
+    """Turn an OSError into one of ``kind`` for the file that cannot be used; a full disk is a RunError everywhere.
+
+    A pipe or a device is refused where the action is "read": it may never end.
+    """
     try:
+        if action == "read" and path.exists() and not (path.is_file() or path.is_dir()):
+            raise kind(f"cannot read {path}: it is a pipe or a device; write its content to a file, and name that")
         yield
     except OSError as error:
         reason = error.strerror or str(error)

@@ -217,11 +217,12 @@ def _completed(entry: ModelEntry) -> ModelEntry:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, None where there is no such file."""
-    try:
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    try:
+        with file_access("read", path, ConfigError):
+            data = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {first_line(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: not a JSON object")

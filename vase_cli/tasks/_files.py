@@ -43,7 +43,7 @@ def find_data(task: str, data: Path | None) -> Path | None:
             others = ", ".join(_problem_files(path)) or "no problem file"
             raise DataError(f"{origin} has no {task}{'|'.join(SUFFIXES)}; it has: {others}")
         return file
-    if not path.is_file():
+    if not path.exists():
         raise DataError(missing_file(origin, path))
     # Grading one benchmark's rows under another's name would look like a result.
     if path.stem != task and path.stem in plugins.names("tasks"):
@@ -157,6 +157,6 @@ def _parquet(path: Path, raw: bytes) -> Iterator[Row]:
         table = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(raw))
         columns = [name for name in table.schema_arrow.names if field_key(name) in KNOWN_FIELDS]
         rows = table.read(columns=columns).to_pylist()
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {first_line(error)}") from error
     yield from (Row(f"{path} row {number}", fields) for number, fields in enumerate(rows, start=1))

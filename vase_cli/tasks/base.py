@@ -164,8 +164,10 @@ def _tasks_of(name: str, grader: str | None) -> list[Task]:
 
 def _file_task(name: str, grader: str | None) -> Task:
     path = user_path(name, DataError)
-    if not path.is_file():
-        raise DataError(missing_file(name, path) if not path.is_dir() else f"{name} is a folder; name a file in it")
+    if path.is_dir():
+        raise DataError(f"{name} is a folder; name a file in it")
+    if not path.exists():
+        raise DataError(missing_file(name, path))
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{name}: {UNKNOWN_KIND}")
     if grader is None:
