@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from vase_cli.cli.output import print_notes
+from vase_cli.cli.output import print_left_out, print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile, Kind, user_folder
 from vase_cli.errors import ConfigError, VaseError, file_access
 
@@ -55,7 +55,7 @@ def loaded(catalog: Catalog, kind: Kind, load: Callable[[CatalogFile], T]) -> It
         try:
             yield file, load(file)
         except ConfigError as error:
-            typer.echo(f"left out: {error}", err=True)
+            print_left_out(error)
 
 
 def validate(catalog: Catalog, kind: Kind, names: Sequence[str], check: Callable[[CatalogFile], object]) -> None:

@@ -57,6 +57,11 @@ def print_summary(summary: "Summary", *, as_json: bool) -> None:
         print_tables([summary_table(summary)])
 
 
+def print_left_out(error: Exception) -> None:
+    """Say on stderr why a list lacks an entry."""
+    typer.echo(f"left out: {error}", err=True)
+
+
 def print_notes(notes: Sequence[str]) -> None:
     """Print notes, such as a hidden built-in file, on stderr."""
     for note in notes:

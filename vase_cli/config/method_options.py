@@ -33,7 +33,8 @@ def option_types(method: "type[EvictionPolicy]") -> dict[str, Any]:
 def make_method(recipe: "Recipe") -> "EvictionPolicy":
     """The recipe's method, imported with torch; ConfigError for an option that it does not have, or of another type."""
     method: type[EvictionPolicy] = plugins.load("eviction", recipe.method)
-    types = option_types(method)
+    with plugins.blamed("eviction", recipe.method):
+        types = option_types(method)
     options: dict[str, Any] = {}
     for key, value in recipe.method_options.items():
         origin = recipe.origins.get(f"method_options.{key}", recipe.name)
@@ -45,7 +46,8 @@ def make_method(recipe: "Recipe") -> "EvictionPolicy":
             options[key] = _coerce(types[key], value)
         except ValueError as error:
             raise ConfigError(f"{place}: {error}") from None
-    return method(**options)
+    with plugins.blamed("eviction", recipe.method):
+        return method(**options)
 
 
 def share_out(methods: Sequence[str], options: Mapping[str, Scalar]) -> tuple[dict[str, dict[str, Scalar]], list[str]]:
