@@ -69,6 +69,8 @@ def file_access(action: str, path: Path, kind: type[VaseError]) -> Iterator[None
         yield
     except OSError as error:
         reason = error.strerror or str(error)
+        if error.errno == errno.ELOOP:
+            reason = "it is a symbolic link; put the file itself there"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             kind, reason = RunError, "the disk is full; free some space and run again, finished samples are kept"
         raise kind(f"cannot {action} {path}: {reason}") from error
