@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.cli_examples import Shell, clean_environment, open_shell
+from helpers.cli_examples import Shell, clean_environment, open_shell, terminal
 
 from vase_cli.cli.app import COMMANDS, load_command
 from vase_cli.cli.options import BENCHMARK, Overrides
+from vase_cli.cli.output import echo, print_notes, print_tables
 from vase_cli.config.resolve import RECIPE_KEYS
 from vase_cli.config.schema import SAMPLING_KEYS
+from vase_cli.reports.tables import Table
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
         ("--help", set()),
         ("--version", set()),
         ("evla", set()),
-        ("methods list", {"cli.methods", "cli.output", "eviction", "plugins", "reports", "reports.tables"}),
+        ("methods list", {"cli.methods", "cli.output", "eviction", "plugins", "reports.tables"}),
     ],
 )
 def test_only_what_a_command_needs_is_imported(tmp_path: Path, line: str, modules: set[str]) -> None:
@@ -52,7 +54,7 @@ except SystemExit:
 """
     loaded = json.loads(process(tmp_path, "-c", code).stdout.splitlines()[-1])
     own = {name.removeprefix("vase_cli.") for name in loaded if name.startswith("vase_cli.")}
-    assert own == {"cli", "cli.app", "errors"} | modules
+    assert own == {"cli", "cli.app", "errors", "reports", "reports.characters"} | modules
     assert not {"torch", "pydantic", "yaml"} & set(loaded)
 
 
@@ -175,3 +177,29 @@ def test_a_path_of_a_file_says_which_file_it_is(vase: Shell, tmp_path: Path) -> 
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("model: ~nosuchuser/model\n")
     assert vase.refused("run", "--recipe", str(recipe), "hi").startswith("~nosuchuser/model: there is no home folder")
+
+
+STEERING = "a\x1b]0;P\x07\x9b\u202eb"
+SHOWN = "a␛]0;P␇\\u{9b}\\u{202e}b"
+
+
+def test_an_error_line_and_a_note_cannot_steer_the_terminal(vase: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    row = json.dumps({"id": STEERING, "question": "q", "answer": "1"})
+    Path("mine.jsonl").write_text(f"{row}\n{row}\n")
+    refusal = vase.refused("eval", "mine.jsonl", "--grader", "math", "--model", "tiny-reasoner", "--method", "full")
+    assert f"duplicate id '{SHOWN}'" in refusal
+    print_notes([STEERING])
+    assert capsys.readouterr().err == f"note: {SHOWN}\n"
+
+
+def test_a_line_and_a_table_cannot_steer_a_terminal_and_a_pipe_gets_them_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Table([STEERING], [[STEERING]], title=STEERING, notes=[STEERING])
+    echo(STEERING)
+    print_tables([table])
+    assert capsys.readouterr().out.split() == [STEERING] * 5
+    with terminal(monkeypatch, "stdout") as written:
+        echo(STEERING)
+        print_tables([table])
+    assert written[0].count(SHOWN) == 5 and not set("\x07\x9b\u202e") & set(written[0])

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import vase_cli
 from vase_cli.errors import VaseError
+from vase_cli.reports.characters import harmless
 
 EXIT_INTERRUPTED = 130
 
@@ -138,7 +139,7 @@ def _discard(stream: TextIO) -> None:
 def _fail(message: str, exit_code: int) -> NoReturn:
     try:
         if message:
-            typer.echo(f"vase: {' '.join(message.split())}", err=True)
+            typer.echo(harmless(f"vase: {' '.join(message.split())}"), err=True)
     except OSError:
         _discard(sys.stderr)
     sys.exit(exit_code)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from vase_cli import plugins
-from vase_cli.cli.output import AsJson, print_columns, print_json, print_left_out, print_list
+from vase_cli.cli.output import AsJson, echo, print_columns, print_json, print_left_out, print_list
 from vase_cli.errors import ConfigError
 
 app = typer.Typer(help="List eviction methods, or show one's options.", no_args_is_help=True)
@@ -44,7 +44,7 @@ def show_method(name: Annotated[str, typer.Argument(help="Method name.")], as_js
     if as_json:
         print_json({"name": name, "summary": summary, "options": options})
         return
-    typer.echo(f"{name}: {summary}\n")
+    echo(f"{name}: {summary}\n")
     print_columns(("OPTION", "TYPE", "DEFAULT", "ABOUT"), [[cell(value) for value in row.values()] for row in options])
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from vase_cli import plugins
-from vase_cli.cli.output import AsJson, print_json, print_left_out, print_list
+from vase_cli.cli.output import AsJson, echo, print_json, print_left_out, print_list
 from vase_cli.errors import ConfigError
 from vase_cli.tasks.base import Task, example_problem
 
@@ -40,14 +40,14 @@ def show_task(name: Annotated[str, typer.Argument(help="Task name.")], as_json: 
     if as_json:
         print_json({**_facts(task), "example_prompt": prompt, "policies": list(policies)})
         return
-    typer.echo(f"{task.name}: {task.title}")
+    echo(f"{task.name}: {task.title}")
     for label, value in _lines(task):
-        typer.echo(f"  {label + ':':<13} {value}")
-    typer.echo("\nprompt, on a made-up problem:" if task.hub else "\nprompt, of the first problem:")
-    typer.echo("\n".join(f"  {line}".rstrip() for line in prompt.splitlines()))
-    typer.echo(f"\nhow the grader '{task.grader}' decides:")
+        echo(f"  {label + ':':<13} {value}")
+    echo("\nprompt, on a made-up problem:" if task.hub else "\nprompt, of the first problem:")
+    echo("\n".join(f"  {line}".rstrip() for line in prompt.splitlines()))
+    echo(f"\nhow the grader '{task.grader}' decides:")
     for policy in policies:
-        typer.echo(f"  - {policy}")
+        echo(f"  - {policy}")
 
 
 def _entry(task: Task) -> tuple[dict[str, Any], tuple[str, ...]]:
