@@ -173,10 +173,17 @@ def test_a_path_that_the_system_refuses_ends_in_one_line(vase: Shell, arguments:
     assert vase.refused(*arguments).startswith(start)
 
 
-def test_a_path_of_a_file_says_which_file_it_is(vase: Shell, tmp_path: Path) -> None:
+def test_a_path_in_a_recipe_is_refused_as_one_on_the_command_line_is(vase: Shell, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("model: ~nosuchuser/model\n")
     assert vase.refused("run", "--recipe", str(recipe), "hi").startswith("~nosuchuser/model: there is no home folder")
+
+
+def test_a_home_folder_is_found_where_the_shell_left_it(vase: Shell, tmp_path: Path) -> None:
+    (tmp_path / "home" / "zoo").mkdir(parents=True)
+    (tmp_path / "home" / "zoo" / "mine.yaml").write_text("hub_id: organization/mine\n")
+    assert any(line.startswith("mine ") for line in vase("zoo", "list", "--zoo=~/zoo").lines())
+    assert vase.refused("grade", "~/zoo").startswith("no run folder at ~/zoo")
 
 
 STEERING = "a\x1b]0;P\x07\x9b\u202eb"

@@ -62,7 +62,7 @@ RECIPE_REFUSALS = {
     "huge top_k": ("sampling: {top_k: 3000000000}", "2: sampling.top_k: must be a whole number of tokens, at most 214"),
     "huge window": ("window: 3000000000", "2: window: must be a whole number of tokens, at most 2147483647, not 3000"),
     "huge length": ("dense_tokens: {aime26: 1e300}", "2: dense_tokens.aime26: must be a number of tokens, at most 214"),
-    "huge slots": ("slots: 3000000000", "2: slots: must be a whole number of sequences"),
+    "huge slots": ("slots: 3000000000", "2: slots: 3000000000 sequences are more than any machine"),
     "nan": ("sampling: {temperature: .nan}", "2: sampling.temperature: must be a number, not '.nan'"),
     "inf": ("sampling: {temperature: .inf}", "2: sampling.temperature: must be a number, not '.inf'"),
     "overflowing float": ("sampling: {temperature: 1e999}", "2: sampling.temperature: must be a number, not '1e999'"),

@@ -68,7 +68,7 @@ class Catalog:
                 raise ConfigError(f"$VASE_PATH: {root} is not a folder; correct or unset it")
 
         def search(kind: Kind, first: Path | None, content: str) -> tuple[tuple[Path, str], ...]:
-            if first is not None and not user_path(first, ConfigError).is_dir():
+            if first is not None and not (first := user_path(first, ConfigError)).is_dir():
                 raise ConfigError(f"--{kind} {first}: not a folder; name one with {content} in it, or leave it out")
             folders = [*([first] if first else []), *(root / kind for root in (*roots, user_folder()))]
             return *((path, str(path)) for path in folders if path.is_dir()), (built_in_folder(kind), BUILT_IN)

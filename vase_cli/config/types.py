@@ -179,6 +179,8 @@ def _slots(value: Any) -> Any:
     value = scalar(value)
     if value == "auto" or (type(value) is int and 0 < value < 2**31):
         return value
+    if type(value) is int and value > 0:
+        raise ValueError(f"{value} sequences are more than any machine holds; write auto")
     raise ValueError(must_be("a whole number of sequences, at least 1, or auto", value))
 
 

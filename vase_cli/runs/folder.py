@@ -210,7 +210,8 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
 
 def _require_run_folder(path: Path) -> None:
     hint = "name one that `vase eval` has written"
-    if not user_path(path, ConfigError).is_dir():
+    user_path(path, ConfigError)  # refuses what cannot be looked at
+    if not path.is_dir():
         raise ConfigError(f"no run folder at {path}; {hint}")
     if not (path / RUN_FILE).exists():
         runs = [child for child in path.iterdir() if (child / RUN_FILE).exists()]

@@ -69,7 +69,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     reader = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
         raise DataError(f"{path}: {UNKNOWN_KIND}")
-    if not user_path(path, DataError).exists():
+    if not (path := user_path(path, DataError)).exists():
         raise DataError(missing_file(str(path), path))
     with file_access("read", path, DataError):
         raw = path.read_bytes()
