@@ -12,6 +12,7 @@ from helpers.engines import generate_with_lists, load_model, make_engine, make_r
 from helpers.plug_ins import installed_package
 
 from vase_cli import plugins
+from vase_cli.cli.app import main
 from vase_cli.config.method_options import make_method
 from vase_cli.config.schema import Recipe
 from vase_cli.errors import ConfigError
@@ -237,8 +238,63 @@ def test_a_backend_of_another_package_serves_the_engine(third_party: str, model_
     assert token_ids(own, requests) == token_ids(built_in, requests)
 
 
-def test_a_plug_in_that_is_broken_shows_its_own_traceback(tmp_path: Path, third_party: str):
-    (tmp_path / "third_party_of_vase.py").write_text("import a_module_that_nobody_has\n")
-    assert "oldest" in plugins.names("eviction")
-    with pytest.raises(ModuleNotFoundError, match="a_module_that_nobody_has"):
-        plugins.load("eviction", "oldest")
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("import a_module_that_nobody_has", "ModuleNotFoundError: No module named 'a_module_that_nobody_has'"),
+        ("raise RuntimeError('boom\\nand more')", "RuntimeError: boom"),
+        ("raise SystemExit", "SystemExit"),
+        ("x = (", "SyntaxError: '(' was never closed"),
+        ("TASK = Oldest = None\ndel TASK, Oldest", "AttributeError: module"),
+    ],
+)
+def test_a_plug_in_that_is_broken_is_named_in_one_line(tmp_path: Path, third_party: str, source: str, fault: str):
+    (tmp_path / "third_party_of_vase.py").write_text(source + "\n")
+    for group, kind in (("eviction", "method 'oldest'"), ("tasks", "task 'sums'")):
+        assert EXTRA[group] in plugins.names(group)
+        with pytest.raises(ConfigError) as caught:
+            plugins.load(group, EXTRA[group])
+        said = str(caught.value)
+        assert said.startswith(f"the {kind} of the package third-party-of-vase fails ({fault}")
+        assert said.endswith("; mend or uninstall the package third-party-of-vase") and "\n" not in said
+        assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("command", ["tasks list", "methods list"])
+@pytest.mark.parametrize("source", ["raise RuntimeError('boom')", "class TASK: groups = 3\nclass Oldest: __doc__ = 3"])
+def test_a_list_leaves_a_broken_plug_in_out(
+    tmp_path: Path, third_party: str, capsys: pytest.CaptureFixture[str], command: str, source: str
+):
+    (tmp_path / "third_party_of_vase.py").write_text(source + "\n")
+    with pytest.raises(SystemExit) as exit_info:
+        main(command.split())
+    out, err = capsys.readouterr()
+    assert exit_info.value.code == 0
+    assert {"tasks list": "gsm8k", "methods list": "vase-attnv"}[command] in out
+    (line,) = err.splitlines()
+    assert line.startswith("left out: the ") and "of the package third-party-of-vase fails (" in line
+
+
+def test_other_tasks_run_beside_a_broken_one(tmp_path: Path, third_party: str):
+    (tmp_path / "third_party_of_vase.py").write_text("TASK = 3\n")
+    assert [task.name for task in resolve_tasks(["aime"])] == ["aime24", "aime25", "aime26"]
+    with pytest.raises(ConfigError, match="no task 'sum'; did you mean 'sums'"):
+        resolve_tasks(["sum"])
+    with pytest.raises(
+        ConfigError, match=r"the task 'sums' of the package third-party-of-vase fails .TypeError: it is of"
+    ):
+        resolve_tasks(["sums"])
+
+
+def test_a_plug_in_that_raises_when_it_is_called_is_named(tmp_path: Path, third_party: str):
+    source = THIRD_PARTY.replace('[Problem("0"', '1 / 0 and [Problem("0"').replace(
+        "    skip: int = 2", "    skip: int = 2\n\n    def __post_init__(self):\n        raise KeyError('skip')"
+    )
+    (tmp_path / "third_party_of_vase.py").write_text(source)
+    (task,) = resolve_tasks(["sums"])
+    with pytest.raises(
+        ConfigError, match=r"the task 'sums' of the package .* fails .ZeroDivisionError: division by zero"
+    ):
+        task.problems()
+    with pytest.raises(ConfigError, match=r"the method 'oldest' of the package .* fails .KeyError 'skip'"):
+        make_method(Recipe("own", "tiny", method="oldest"))

@@ -59,14 +59,37 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def file_access(action: str, path: Path, kind: type[VaseError]) -> Iterator[None]:
-    """Turn an OSError into one of ``kind`` for the file that cannot be used; a full disk is a RunError everywhere."""
+    """Turn an OSError into one of ``kind`` for the file that cannot be used; a full disk is a RunError everywhere.
+
+    A pipe or a device is refused where the action is "read": it may never end.
+    """
     try:
+        if action == "read" and path.exists() and not (path.is_file() or path.is_dir()):
+            raise kind(f"cannot read {path}: it is a pipe or a device; write its content to a file, and name that")
         yield
     except OSError as error:
         reason = error.strerror or str(error)
+        if error.errno == errno.ELOOP:
+            reason = "it is a symbolic link; put the file itself there"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             kind, reason = RunError, "the disk is full; free some space and run again, finished samples are kept"
         raise kind(f"cannot {action} {path}: {reason}") from error
+
+
+def user_path(name: str | Path, kind: type[VaseError], within: Path = Path()) -> Path:
+    """The path that a user names, ``~`` being a home folder and a relative one starting ``within``; it need not exist.
+
+    An error of ``kind`` for an empty name, a home folder that nobody has, and a path that the system refuses.
+    """
+    if not str(name).strip():
+        raise kind("an empty name stands for no file or folder; write one, or leave it out")
+    try:
+        path = within / Path(name).expanduser()
+    except RuntimeError:
+        raise kind(f"{name}: there is no home folder of that user; write the path in full") from None
+    with file_access("look at", path, kind), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        path.stat()
+    return path
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:

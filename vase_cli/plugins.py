@@ -6,13 +6,15 @@ constant: ``METHOD``, ``TASK``, ``GRADER`` or ``BACKEND``. Other packages add th
 """
 
 import ast
+import contextlib
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from vase_cli.errors import ConfigError, did_you_mean
+from vase_cli.errors import ConfigError, VaseError, did_you_mean, first_line
 
 _GROUPS = {
     "eviction": ("method", "METHOD"),
@@ -28,20 +30,50 @@ def names(group: str) -> list[str]:
 
 
 def load(group: str, name: str) -> Any:
-    """The object registered under ``name``, first a built-in one; a ConfigError suggests the nearest name there is."""
+    """The object registered under ``name``, first a built-in one.
+
+    A ConfigError suggests the nearest name there is, or says which package's plug-in cannot be loaded, and why.
+    """
     kind, constant = _GROUPS[group]
     if module := _built_in(group).get(name):
         return getattr(importlib.import_module(module), constant)
     if entry := _third_party(group).get(name):
-        return entry.load()
+        with blamed(group, name):
+            return entry.load()
     raise ConfigError(f"no {kind} '{name}'; {did_you_mean(name, names(group))}")
+
+
+@contextlib.contextmanager
+def blamed(group: str, name: str) -> Iterator[None]:
+    """Run another package's plug-in: what it raises becomes a ConfigError that names it, its package and the fault.
+
+    A VaseError, and what a built-in one raises, stay as they are.
+    """
+    try:
+        yield
+    except VaseError:
+        raise
+    except (Exception, SystemExit) as error:
+        entry = _third_party(group).get(name)
+        if entry is None or name in _built_in(group):
+            raise
+        package = f"package {entry.dist.name}" if entry.dist else f"module {entry.module}"
+        fault = first_line(error)
+        if not fault.startswith(type(error).__name__):
+            fault = f"{type(error).__name__}: {fault}"
+        raise ConfigError(
+            f"the {_GROUPS[group][0]} '{name}' of the {package} fails ({fault}); mend or uninstall the {package}"
+        ) from error
 
 
 def summary(group: str, name: str) -> str:
     """First docstring line of the class under ``name``; a built-in's is read from its source, without importing it."""
     module = _built_in(group).get(name)
     text = _docstring_in_source(module, _GROUPS[group][1]) if module else None
-    return (inspect.cleandoc(load(group, name).__doc__ or "") if text is None else text).partition("\n")[0]
+    if text is None:
+        with blamed(group, name):
+            text = inspect.cleandoc(load(group, name).__doc__ or "")
+    return text.partition("\n")[0]
 
 
 def _docstring_in_source(module: str, constant: str) -> str | None:

@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.cli_examples import Shell, clean_environment, open_shell
+from helpers.cli_examples import Shell, clean_environment, open_shell, terminal
 
 from vase_cli.cli.app import COMMANDS, load_command
 from vase_cli.cli.options import BENCHMARK, Overrides
+from vase_cli.cli.output import echo, print_notes, print_tables
 from vase_cli.config.resolve import RECIPE_KEYS
 from vase_cli.config.schema import SAMPLING_KEYS
+from vase_cli.reports.tables import Table
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
         ("--help", set()),
         ("--version", set()),
         ("evla", set()),
-        ("methods list", {"cli.methods", "cli.output", "eviction", "plugins", "reports", "reports.tables"}),
+        ("methods list", {"cli.methods", "cli.output", "eviction", "plugins", "reports.tables"}),
     ],
 )
 def test_only_what_a_command_needs_is_imported(tmp_path: Path, line: str, modules: set[str]) -> None:
@@ -52,7 +54,7 @@ except SystemExit:
 """
     loaded = json.loads(process(tmp_path, "-c", code).stdout.splitlines()[-1])
     own = {name.removeprefix("vase_cli.") for name in loaded if name.startswith("vase_cli.")}
-    assert own == {"cli", "cli.app", "errors"} | modules
+    assert own == {"cli", "cli.app", "errors", "reports", "reports.characters"} | modules
     assert not {"torch", "pydantic", "yaml"} & set(loaded)
 
 
@@ -110,3 +112,101 @@ def test_a_reader_that_goes_away_is_no_error(vase: Shell, tmp_path: Path) -> Non
     process.stdout.close()
     _, err = process.communicate()
     assert (process.returncode, err) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "line"),
+    [
+        ("methods list >&-", 1, "vase: stdout is closed; "),
+        ("methods list > /dev/full", 1, "vase: cannot write to stdout: No space left on device; "),
+        ("methods list --json > /dev/full", 1, "vase: cannot write to stdout: No space left on device; "),
+        ("--help > /dev/full", 1, "vase: cannot write to stdout: No space left on device; "),
+        ("run <&-", 2, "vase: the prompt is empty: "),
+        ("methods lsit 2>&-", 2, None),
+        ("methods lsit 2>/dev/full", 2, None),
+        ("methods list 2>&-", 0, None),
+    ],
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a shell and /dev/full")
+def test_a_stream_that_is_closed_or_full_ends_in_one_line(
+    tmp_path: Path, redirected: str, code: int, line: str | None
+) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"exec '{sys.executable}' -m vase_cli {redirected}"],
+        capture_output=True,
+        text=True,
+        env=clean_environment(tmp_path),
+    )
+    assert done.returncode == code
+    if line is None:
+        assert done.stderr == ""
+    else:
+        (said,) = done.stderr.splitlines()
+        assert said.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (["run", "--model", "", "hi"], "an empty name stands for no file or folder; "),
+        (["run", "--model", "~nosuchuser/x", "hi"], "~nosuchuser/x: there is no home folder of that user; "),
+        (["run", "--recipe", "~nosuchuser/x.yaml", "hi"], "~nosuchuser/x.yaml: there is no home folder"),
+        (["eval", "~nosuchuser/x.jsonl", "--grader", "math"], "~nosuchuser/x.jsonl: there is no home folder"),
+        (
+            ["eval", "gsm8k", "--model", "tiny-reasoner", "--data", "~nosuchuser/x"],
+            "~nosuchuser/x: there is no home folder",
+        ),
+        (["run", "--model", "x" * 256, "hi"], f"cannot look at {'x' * 256}: File name too long"),
+        (["run", "--recipe", f"{'x' * 256}.yaml", "hi"], f"cannot look at {'x' * 256}.yaml: File name too long"),
+        (["run", "--input", f"{'x' * 256}.jsonl"], f"cannot look at {'x' * 256}.jsonl: File name too long"),
+        (["zoo", "list", "--zoo", "x" * 256], f"cannot look at {'x' * 256}: File name too long"),
+        (["eval", f"{'x' * 256}.jsonl"], f"cannot look at {'x' * 256}.jsonl: File name too long"),
+        (
+            ["eval", "gsm8k", "--model", "tiny-reasoner", "--data", "x" * 256],
+            f"cannot look at {'x' * 256}: File name too long",
+        ),
+        (["grade", "x" * 256], f"cannot look at {'x' * 256}: File name too long"),
+        (["zoo", "copy", "qwen3-8b", "x" * 256], f"cannot look at {'x' * 256}/qwen3-8b"),
+    ],
+)
+def test_a_path_that_the_system_refuses_ends_in_one_line(vase: Shell, arguments: list[str], start: str) -> None:
+    assert vase.refused(*arguments).startswith(start)
+
+
+def test_a_path_in_a_recipe_is_refused_as_one_on_the_command_line_is(vase: Shell, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("model: ~nosuchuser/model\n")
+    assert vase.refused("run", "--recipe", str(recipe), "hi").startswith("~nosuchuser/model: there is no home folder")
+
+
+def test_a_home_folder_is_found_where_the_shell_left_it(vase: Shell, tmp_path: Path) -> None:
+    (tmp_path / "home" / "zoo").mkdir(parents=True)
+    (tmp_path / "home" / "zoo" / "mine.yaml").write_text("hub_id: organization/mine\n")
+    assert any(line.startswith("mine ") for line in vase("zoo", "list", "--zoo=~/zoo").lines())
+    assert vase.refused("grade", "~/zoo").startswith("no run folder at ~/zoo")
+
+
+STEERING = "a\x1b]0;P\x07\x9b\u202eb"
+SHOWN = "a␛]0;P␇\\u{9b}\\u{202e}b"
+
+
+def test_an_error_line_and_a_note_cannot_steer_the_terminal(vase: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    row = json.dumps({"id": STEERING, "question": "q", "answer": "1"})
+    Path("mine.jsonl").write_text(f"{row}\n{row}\n")
+    refusal = vase.refused("eval", "mine.jsonl", "--grader", "math", "--model", "tiny-reasoner", "--method", "full")
+    assert f"duplicate id '{SHOWN}'" in refusal
+    print_notes([STEERING])
+    assert capsys.readouterr().err == f"note: {SHOWN}\n"
+
+
+def test_a_line_and_a_table_cannot_steer_a_terminal_and_a_pipe_gets_them_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Table([STEERING], [[STEERING]], title=STEERING, notes=[STEERING])
+    echo(STEERING)
+    print_tables([table])
+    assert capsys.readouterr().out.split() == [STEERING] * 5
+    with terminal(monkeypatch, "stdout") as written:
+        echo(STEERING)
+        print_tables([table])
+    assert written[0].count(SHOWN) == 5 and not set("\x07\x9b\u202e") & set(written[0])

@@ -166,6 +166,12 @@ def test_a_thought_is_dimmed_and_nothing_else(
     assert "".join(screen(written).dim.split()) == "".join(thought.split())
 
 
+def test_a_text_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = show(monkeypatch, "a\x1b]0;title\x07b\n", "<think>\x9b2J\u202ec\r</think>\td\x00\u200de")
+    assert "a␛]0;title␇b" in written and not set("\x07\x9b\u202e\x00") & set(written) and "\x1b]" not in written
+    assert "\\u{9b}2J\\u{202e}c␍" in written and "d␀\u200de" in written
+
+
 def test_lines_stay_and_the_live_line_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()  # a second passes at every look
     monkeypatch.setattr(streaming, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))

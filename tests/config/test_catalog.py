@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -254,3 +255,16 @@ def test_nothing_here_imports_torch() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
+def test_a_pipe_is_neither_a_recipe_nor_a_file_of_a_model(tmp_path: Path) -> None:
+    catalog = Catalog.open()
+    recipe, generation = tmp_path / "mine.yaml", tmp_path / "generation_config.json"
+    put(tmp_path / "config.json", json.dumps(QWEN3))
+    for path in (recipe, generation):
+        os.mkfifo(path)
+    with pytest.raises(ConfigError, match=rf"^cannot read {recipe}: it is a pipe or a device; "):
+        catalog.resolve(str(recipe), {})
+    with pytest.raises(ConfigError, match=rf"^cannot read {generation}: it is a pipe or a device; "):
+        catalog.find_model(str(tmp_path))

@@ -207,6 +207,8 @@ def test_options_are_coerced(monkeypatch: pytest.MonkeyPatch) -> None:
         ("count", "010", "here: count: must be a whole number, not '010'; write 10"),
         ("share", "half", "here: share: must be a number, not 'half'"),
         ("share", True, "here: share: must be a number, not true"),
+        ("count", 10**17, "here: count: 100000000000000000 is too large; write a number up to 2147483647"),
+        ("share", -1e300, "here: share: -1e+300 is too large"),
         ("flag", 1, "here: flag: must be true or false, not 1; write true"),
         ("flag", "no", "here: flag: must be true or false, not 'no'; write false"),
         ("word", 5, "here: word: must be text, not 5"),

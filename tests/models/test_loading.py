@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import shutil
 import struct
@@ -708,3 +709,15 @@ def test_the_weights_digest_names_the_weights_of_a_folder(tmp_path: Path):
     (first / "README.md").write_text("other files do not count")
     assert weights_digest(ModelEntry("tiny", path=first)) in digests
     assert weights_digest(ModelEntry("hub", hub_id="organization/model")) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
+def test_the_weights_digest_opens_files_only(tmp_path: Path):
+    from vase_cli.models.describe import weights_digest
+
+    (tmp_path / "model.safetensors").write_bytes(b"a" * 100)
+    alone = weights_digest(ModelEntry("tiny", path=tmp_path))
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folder.safetensors").mkdir()
+    assert weights_digest(ModelEntry("tiny", path=tmp_path)) == alone

@@ -691,3 +691,40 @@ def test_a_summary_must_be_as_documented(tmp_path: Path) -> None:
     for wrong in ({**summary, "speed": 1}, {**summary, "overall": {}}, {**summary, "tasks": {"gsm8k": {}}}):
         with pytest.raises(ValueError, match=r"speed|overall|tasks\.gsm8k"):
             Summary(**wrong)
+
+
+@pytest.mark.parametrize("name", [".lock", "run.json", "completions.jsonl", "sessions.jsonl"])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_in_the_folder_leads_nowhere(tmp_path: Path, name: str, there: bool) -> None:
+    with open_run(tmp_path) as folder:
+        folder.append(a_sample())
+        folder.record_session(measured(samples=1))
+    key = tmp_path / "key"
+    content = b"PRECIOUS" if name == ".lock" else (folder.path / name).read_bytes()
+    if there:
+        key.write_bytes(content)
+    (folder.path / name).unlink()
+    (folder.path / name).symlink_to(key)
+    with pytest.raises(VaseError) as caught, open_run(tmp_path):
+        pass
+    if there or name != "run.json":  # a run.json that leads to nothing is none
+        assert str(caught.value).endswith(f"{folder.path / name}: it is a symbolic link; put the file itself there")
+    assert (key.read_bytes() == content) if there else not key.exists()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_where_a_file_is_written_is_replaced(tmp_path: Path, there: bool) -> None:
+    key = tmp_path / "key"
+    with open_run(tmp_path) as folder:
+        if there:
+            key.write_text("PRECIOUS")
+        for name in ("summary.json.tmp", "summary.json", "completions.jsonl.1", "sessions.jsonl.tmp"):
+            (folder.path / name).symlink_to(key)
+        folder.append(a_sample())
+        folder.record_session(measured(samples=1))
+        folder.write_summary(summarize(folder.samples.values(), folder.run))
+        backup = folder.replace_completions([a_sample(grade="wrong")])
+    assert backup == folder.path / "completions.jsonl.2"
+    assert StoredRun(folder.path).samples["gsm8k/0/0"].grade == "wrong"
+    assert not (folder.path / "summary.json").is_symlink() and not list(folder.path.glob("*.tmp"))
+    assert (key.read_text() == "PRECIOUS") if there else not key.exists()

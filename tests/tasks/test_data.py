@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from vase_cli import plugins
 from vase_cli.errors import ConfigError, DataError
+from vase_cli.tasks._files import read_rows
 from vase_cli.tasks.base import ProblemSet, resolve_tasks
 
 FIXTURES = Path(__file__).parents[1] / "data" / "tasks"
@@ -313,6 +315,33 @@ def test_not_parquet(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"mine\.parquet: not a readable Parquet file: ") as caught:
         read(tmp_path / "mine.parquet", b"PAR1 or so")
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", [b"PAR1" + bytes(100) + b"PAR1", b"PAR1" + bytes(range(256)) + b"PAR1", b""])
+def test_corrupt_parquet_is_one_line(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(DataError, match=r"^.*mine\.parquet: not a readable Parquet file: .*$"):
+        read(tmp_path / "mine.parquet", content)
+
+
+def test_an_integer_of_hundreds_of_digits_is_one_line(tmp_path: Path) -> None:
+    content = '{"question": "q", "answer": -1' + "0" * 400 + "}"
+    with pytest.raises(DataError, match=r"mine\.jsonl:1: field 'answer' is a number of 401 digits; write it as text"):
+        read(tmp_path / "mine.jsonl", content)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_a_pipe_is_no_problem_file(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"gsm8k{suffix}"
+    os.mkfifo(path)
+    refused = pytest.raises(DataError, match=rf"^cannot read {path}: it is a pipe or a device; ")
+    (own,), (gsm8k,) = resolve_tasks([str(path)], grader="math"), resolve_tasks(["gsm8k"])
+    with refused:
+        own.problems()
+    with refused:
+        gsm8k.problems(data=path)
+    with refused:
+        list(read_rows(path))
 
 
 def test_bad_parquet_row(tmp_path: Path) -> None:

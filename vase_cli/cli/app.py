@@ -2,20 +2,25 @@
 
 import atexit
 import contextlib
+import errno
 import gc
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import vase_cli
 from vase_cli.errors import VaseError
+from vase_cli.reports.characters import harmless
 
 EXIT_INTERRUPTED = 130
+
+# What a write to a stream says; on a file of the user's the errors module has made a message of it.
+_OUTPUT_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 # Typer does not export it, and the package it comes from depends on Typer's version.
 _UsageError: Any = typer.BadParameter.__base__
@@ -91,6 +96,13 @@ def _options(version: Annotated[bool, _VERSION] = False) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0, 1 if the run failed, 2 for a mistake in the input, 130 on Ctrl-C."""
+    # Python has None for a stream that was closed before it started, and the next file would take its descriptor.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - likewise
+    if sys.stdout is None:
+        _fail("stdout is closed; leave it open, or send it to a file or to /dev/null", 1)
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name="vase", standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # what Typer makes of a Ctrl-C inside a command
@@ -106,14 +118,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"{message} (see {command} --help)" if message else "", error.exit_code)
     except KeyboardInterrupt:
         _fail("interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of stdout went away; what Python would still flush has nowhere to go.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of stdout went away
+        _discard(sys.stdout)
         sys.exit(1)
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.EACCES) and error.filename is not None:
+            _fail(f"cannot look at {error.filename}: {error.strerror}; name another path", 2)
+        if error.errno not in _OUTPUT_FAULTS or error.filename is not None:
+            raise
+        _discard(sys.stdout)
+        _fail(f"cannot write to stdout: {error.strerror}; free some space, or send it elsewhere", 1)
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what Python would still flush to a stream that takes nothing more to nowhere."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:
-    if message:
-        typer.echo(f"vase: {' '.join(message.split())}", err=True)
+    try:
+        if message:
+            typer.echo(harmless(f"vase: {' '.join(message.split())}"), err=True)
+    except OSError:
+        _discard(sys.stderr)
     sys.exit(exit_code)

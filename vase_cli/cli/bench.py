@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import print_tables
+from vase_cli.cli.output import echo, print_tables
 from vase_cli.config.catalog import Resolved
 from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import SAMPLING_KEYS, SamplingParams
@@ -76,7 +76,7 @@ def bench(
     memory_bytes = None if memory is None else int(memory * 2**30)
     with contextlib.nullcontext() if out is None else _open(out) as file:
         measured = Bench(device.torch, bench_steps, prefill_tokens=prefill, memory_bytes=memory_bytes)
-        typer.echo(f"{device.name}: copies move {measured.bandwidth / 1e9:,.0f} GB/s", err=True)
+        echo(f"{device.name}: copies move {measured.bandwidth / 1e9:,.0f} GB/s", err=True)
         _run(measured, cells, file)
 
 
@@ -124,7 +124,7 @@ def _cells(
         plan = plan_run(recipe, entry, weights=weights)
         factory = EngineFactory(plan, beside=cells[0].factory if cells else None)
         for line in plan.notes:
-            typer.echo(line, err=True)
+            echo(line, err=True)
         cells += [make_cell(factory, count, length, steps, of_text=texts) for count in counts for length in lengths]
     return cells
 
@@ -145,10 +145,10 @@ def _run(measured: "Bench", cells: "Sequence[Cell]", file: TextIO | None) -> Non
             print(json.dumps(record, ensure_ascii=False), file=stream, flush=True)
 
     for place, cell in enumerate(cells, 1):
-        typer.echo(f"{place} of {len(cells)}: {cell.title()}", err=True)
+        echo(f"{place} of {len(cells)}: {cell.title()}", err=True)
         record = measured.measure(cell)
         for line in filter(None, (*(record["notices"] or ()), record["error"])):
-            typer.echo(f"warning: {line}", err=True)
+            echo(f"warning: {line}", err=True)
         records.append(record)
         write(record)
     summary = measured.summary(cells[0].factory.plan, records)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import AsJson, print_json, print_tables
+from vase_cli.cli.output import AsJson, echo, print_json, print_tables
 from vase_cli.config.catalog import BUILT_IN, user_folder
 from vase_cli.errors import ConfigError, RunError, file_access
 
@@ -85,10 +85,10 @@ def calibrate(
     else:
         print_tables(tables)
     written = [f"written: {file}" for file in (entry_path, thresholds, *write_page(path))]
-    typer.echo("\n".join([f"calibration folder: {path}", *written]), err=True)
+    echo("\n".join([f"calibration folder: {path}", *written]), err=True)
     if entry.source is None:
         model = entry_path.parent.name if entry_path.name == "entry.yaml" else entry_path.stem
-        typer.echo(f"use the thresholds with --model {model} -o outliers=threshold", err=True)
+        echo(f"use the thresholds with --model {model} -o outliers=threshold", err=True)
 
 
 def write_page(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from vase_cli.cli.output import print_notes
+from vase_cli.cli.output import echo, print_left_out, print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile, Kind, user_folder
 from vase_cli.errors import ConfigError, VaseError, file_access
 
@@ -55,7 +55,7 @@ def loaded(catalog: Catalog, kind: Kind, load: Callable[[CatalogFile], T]) -> It
         try:
             yield file, load(file)
         except ConfigError as error:
-            typer.echo(f"left out: {error}", err=True)
+            print_left_out(error)
 
 
 def validate(catalog: Catalog, kind: Kind, names: Sequence[str], check: Callable[[CatalogFile], object]) -> None:
@@ -67,10 +67,10 @@ def validate(catalog: Catalog, kind: Kind, names: Sequence[str], check: Callable
             file = catalog.find(kind, name)
             path = str(file.path)
             check(file)
-            typer.echo(f"{path}: ok")
+            echo(f"{path}: ok")
         except VaseError as error:
             wrong = True
-            typer.echo(str(error) if path in str(error) else f"{path}: {error}", err=True)
+            echo(str(error) if path in str(error) else f"{path}: {error}", err=True)
     if wrong:
         raise typer.Exit(2)
 
@@ -98,4 +98,4 @@ def copy(file: CatalogFile, destination: Path | None, *, beside: Sequence[Path] 
                 shutil.copytree(path, new, dirs_exist_ok=True)
             else:
                 shutil.copyfile(path, new)
-    typer.echo(target)
+    echo(target)

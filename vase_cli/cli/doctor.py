@@ -12,6 +12,7 @@ import typer
 
 from vase_cli import plugins
 from vase_cli.cli import options
+from vase_cli.cli.output import echo
 from vase_cli.config.catalog import Catalog
 from vase_cli.config.resolve import check_option
 from vase_cli.errors import ConfigError, VaseError
@@ -37,7 +38,7 @@ def doctor(
     findings = list(_findings(device, Catalog.open(zoo=zoo, recipes=recipes), offline=offline))
     width = max(len(finding.subject) for finding in findings)
     for subject, status, text in findings:
-        typer.echo(f"{status:4}  {subject:{width}}  {text}")
+        echo(f"{status:4}  {subject:{width}}  {text}")
     if any(finding.status == "bad" for finding in findings):
         raise typer.Exit(1)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import AsJson, print_summary, print_tables
+from vase_cli.cli.output import AsJson, echo, print_summary, print_tables
 from vase_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def evaluate(
     if schema:
         from vase_cli.runs.schema import schema_json, schema_text
 
-        typer.echo(schema_json() if as_json else schema_text())
+        echo(schema_json() if as_json else schema_text())
         return
     from vase_cli.tasks.base import resolve_tasks
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vase_cli.cli.output import AsJson, print_summary
+from vase_cli.cli.output import AsJson, echo, print_summary
 
 
 def grade(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: AsJson = False) -> None:
@@ -15,4 +15,4 @@ def grade(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json:
     summary, changed, backup = regrade(run)
     print_summary(summary, as_json=as_json)
     kept = f"; the old ones are in {backup}" if backup else ""
-    typer.echo(f"{changed} grades changed{kept}", err=True)
+    echo(f"{changed} grades changed{kept}", err=True)

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from vase_cli import plugins
-from vase_cli.cli.output import AsJson, print_columns, print_json, print_list
+from vase_cli.cli.output import AsJson, echo, print_columns, print_json, print_left_out, print_list
+from vase_cli.errors import ConfigError
 
 app = typer.Typer(help="List eviction methods, or show one's options.", no_args_is_help=True)
 
@@ -16,8 +17,14 @@ app = typer.Typer(help="List eviction methods, or show one's options.", no_args_
 @app.command("list")
 def list_methods(as_json: AsJson = False) -> None:
     """One row for each method: its name and what it keeps."""
-    rows = [(name, plugins.summary("eviction", name)) for name in plugins.names("eviction")]
-    entries = [({"name": name, "summary": summary}, (name, summary)) for name, summary in rows]
+    entries = []
+    for name in plugins.names("eviction"):
+        try:
+            summary = plugins.summary("eviction", name)
+        except ConfigError as error:
+            print_left_out(error)
+        else:
+            entries.append(({"name": name, "summary": summary}, (name, summary)))
     print_list(("NAME", "WHAT IT DOES"), entries, as_json=as_json)
 
 
@@ -27,16 +34,17 @@ def show_method(name: Annotated[str, typer.Argument(help="Method name.")], as_js
     from vase_cli.cli.catalog_files import cell
     from vase_cli.config.method_options import option_types
 
-    method, summary = plugins.load("eviction", name), plugins.summary("eviction", name)
-    about, defaults = _attributes(method), {field.name: field.default for field in dataclasses.fields(method)}
-    options = [
-        {"name": key, "type": _type_name(kind), "default": defaults[key], "about": about.get(key, "")}
-        for key, kind in option_types(method).items()
-    ]
+    with plugins.blamed("eviction", name):
+        method, summary = plugins.load("eviction", name), plugins.summary("eviction", name)
+        about, defaults = _attributes(method), {field.name: field.default for field in dataclasses.fields(method)}
+        options = [
+            {"name": key, "type": _type_name(kind), "default": defaults[key], "about": about.get(key, "")}
+            for key, kind in option_types(method).items()
+        ]
     if as_json:
         print_json({"name": name, "summary": summary, "options": options})
         return
-    typer.echo(f"{name}: {summary}\n")
+    echo(f"{name}: {summary}\n")
     print_columns(("OPTION", "TYPE", "DEFAULT", "ABOUT"), [[cell(value) for value in row.values()] for row in options])
 
 

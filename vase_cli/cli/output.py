@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vase_cli.reports.characters import harmless
 from vase_cli.reports.tables import Table
 
 if TYPE_CHECKING:
@@ -15,9 +16,15 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line, in place of text.")]
 
 
+def echo(text: object, *, err: bool = False) -> None:
+    """Print a line; on stderr, and on a stdout that is a terminal, what would steer a terminal is made harmless."""
+    line = str(text)
+    typer.echo(harmless(line) if err or sys.stdout.isatty() else line, err=err)
+
+
 def print_json(record: Mapping[str, Any]) -> None:
     """Print one line of JSON on stdout; a path is its text."""
-    typer.echo(json.dumps(record, default=str, ensure_ascii=False))
+    echo(json.dumps(record, default=str, ensure_ascii=False))
 
 
 def print_tables(tables: Iterable[Table], *, err: bool = False) -> None:
@@ -28,12 +35,12 @@ def print_tables(tables: Iterable[Table], *, err: bool = False) -> None:
 
             Console(stderr=err).print(table.rich())
         else:
-            typer.echo("\n".join(table.lines()), err=err)
+            echo("\n".join(table.lines()), err=err)
 
 
 def print_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print columns of text on stdout, the same on a terminal and in a pipe."""
-    typer.echo("\n".join(Table(headings, rows, left=len(headings)).lines()))
+    echo("\n".join(Table(headings, rows, left=len(headings)).lines()))
 
 
 def print_list(
@@ -57,7 +64,12 @@ def print_summary(summary: "Summary", *, as_json: bool) -> None:
         print_tables([summary_table(summary)])
 
 
+def print_left_out(error: Exception) -> None:
+    """Say on stderr why a list lacks an entry."""
+    echo(f"left out: {error}", err=True)
+
+
 def print_notes(notes: Sequence[str]) -> None:
     """Print notes, such as a hidden built-in file, on stderr."""
     for note in notes:
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)

@@ -5,9 +5,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vase_cli.cli.output import echo
+from vase_cli.reports.characters import harmless
 
 if TYPE_CHECKING:
     from vase_cli.runs.schema import Sample
@@ -36,14 +38,14 @@ class EvalProgress:
         if kind is KeyboardInterrupt and self._bar.tasks:
             task = self._bar.tasks[-1]
             done = f"{task.completed} of {task.total} samples of {task.description}"
-            typer.echo(f"stopped at {done}, all stored; the same command goes on from there", err=True)
+            echo(f"stopped at {done}, all stored; the same command goes on from there", err=True)
 
     def note(self, line: str) -> None:
         """Print a line above the bar."""
         if self._bar.disable:
-            typer.echo(line, err=True)
+            echo(line, err=True)
         else:
-            self._bar.console.print(line, style="dim", markup=False, highlight=False)
+            self._bar.console.print(harmless(line), style="dim", markup=False, highlight=False)
 
     def start(self, task: str, finished: int, planned: int) -> None:
         """Begin a task, of whose ``planned`` samples ``finished`` are stored already."""

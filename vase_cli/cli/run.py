@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import AsJson
+from vase_cli.cli.output import AsJson, echo
 from vase_cli.errors import ConfigError, DataError, RunError, decode_text
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ def run(
         for stored in (identifier for identifier in ids if identifier not in output.printed):  # by an earlier run
             output.sample(finished.samples[stored])
     if finished.path is not None:
-        typer.echo(f"run folder: {finished.path}", err=True)
+        echo(f"run folder: {finished.path}", err=True)
     if output.failed:
         raise RunError(f"{output.failed} of {len(prompts)} prompts failed")
 
 
 def _embedded() -> str:
     answers = f"{options.DEFAULT_RECIPE} answers, which solves one kind of problem only (`vase tasks show recurrence`)"
-    typer.echo(f"no model named: {answers}; name another with --recipe or --model", err=True)
+    echo(f"no model named: {answers}; name another with --recipe or --model", err=True)
     return options.DEFAULT_RECIPE
 
 

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from vase_cli.cli.output import print_json
+from vase_cli.cli.output import echo, print_json
 from vase_cli.device import readable_bytes
+from vase_cli.reports.characters import harmless
 
 if TYPE_CHECKING:
     from vase_cli.engine.requests import NewToken
@@ -40,7 +40,7 @@ class RunOutput:
     def note(self, line: str) -> None:
         """Print a line about the run on stderr: a warning always, any other on a terminal only."""
         if sys.stderr.isatty() or line.startswith("warning"):
-            typer.echo(line, err=True)
+            echo(line, err=True)
 
     def start(self, task: str, finished: int, planned: int) -> None:
         """Begin a task; the base prints nothing."""
@@ -54,7 +54,7 @@ class RunOutput:
         self.printed.add(sample.id)
         if sample.error:
             self.failed += 1
-            typer.echo(f"vase: {sample.error}", err=True)
+            echo(f"vase: {sample.error}", err=True)
         self._print(sample)
 
     def _print(self, sample: "Sample") -> None:
@@ -72,7 +72,7 @@ class OrderedTexts(RunOutput):
     def _print(self, sample: "Sample") -> None:
         self._texts[sample.id] = sample.text
         while self._waiting and self._waiting[0] in self._texts:
-            typer.echo(self._texts.pop(self._waiting.pop(0)))
+            echo(self._texts.pop(self._waiting.pop(0)))
 
 
 class StreamedText(RunOutput):
@@ -161,7 +161,7 @@ class TerminalText(StreamedText):
         self._refresh()
 
     def _append(self, text: str) -> None:
-        self._line.append(text, style="dim" if self._thinking else "")
+        self._line.append(harmless(text), style="dim" if self._thinking else "")
         if "\n" in text:
             *whole, self._line = self._line.split(allow_blank=True)
             for line in whole:

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from vase_cli import plugins
-from vase_cli.cli.output import AsJson, print_json, print_list
+from vase_cli.cli.output import AsJson, echo, print_json, print_left_out, print_list
+from vase_cli.errors import ConfigError
 from vase_cli.tasks.base import Task, example_problem
 
 _TASK_KEYS = (
@@ -20,30 +21,40 @@ app = typer.Typer(help="List the benchmarks, or show one.", no_args_is_help=True
 def list_tasks(as_json: AsJson = False) -> None:
     """One row for each task: name, problems, grader, samples, groups, source."""
     entries = []
-    for task in (plugins.load("tasks", name) for name in plugins.names("tasks")):
-        source = "generated" if task.generate is not None else " + ".join(source.id for source in task.hub) or "-"
-        row = (task.name, _count(task), task.grader, str(task.samples), ", ".join(task.groups) or "-", source)
-        entries.append((_facts(task), row))
+    for name in plugins.names("tasks"):
+        try:
+            with plugins.blamed("tasks", name):
+                entries.append(_entry(plugins.load("tasks", name)))
+        except ConfigError as error:
+            print_left_out(error)
     print_list(("NAME", "PROBLEMS", "GRADER", "SAMPLES", "GROUPS", "SOURCE"), entries, as_json=as_json)
 
 
 @app.command("show")
 def show_task(name: Annotated[str, typer.Argument(help="Task name.")], as_json: AsJson = False) -> None:
     """All facts of a task, its prompt on an example, and how its grader decides."""
-    task: Task = plugins.load("tasks", name)
-    policies: tuple[str, ...] = plugins.load("graders", task.grader).policies
-    prompt = example_problem(task).prompt
+    with plugins.blamed("tasks", name):
+        task: Task = plugins.load("tasks", name)
+        policies: tuple[str, ...] = plugins.load("graders", task.grader).policies
+        prompt = example_problem(task).prompt
     if as_json:
         print_json({**_facts(task), "example_prompt": prompt, "policies": list(policies)})
         return
-    typer.echo(f"{task.name}: {task.title}")
+    echo(f"{task.name}: {task.title}")
     for label, value in _lines(task):
-        typer.echo(f"  {label + ':':<13} {value}")
-    typer.echo("\nprompt, on a made-up problem:" if task.hub else "\nprompt, of the first problem:")
-    typer.echo("\n".join(f"  {line}".rstrip() for line in prompt.splitlines()))
-    typer.echo(f"\nhow the grader '{task.grader}' decides:")
+        echo(f"  {label + ':':<13} {value}")
+    echo("\nprompt, on a made-up problem:" if task.hub else "\nprompt, of the first problem:")
+    echo("\n".join(f"  {line}".rstrip() for line in prompt.splitlines()))
+    echo(f"\nhow the grader '{task.grader}' decides:")
     for policy in policies:
-        typer.echo(f"  - {policy}")
+        echo(f"  - {policy}")
+
+
+def _entry(task: Task) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The record and the row of a task."""
+    source = "generated" if task.generate is not None else " + ".join(source.id for source in task.hub) or "-"
+    row = (task.name, _count(task), task.grader, str(task.samples), ", ".join(task.groups) or "-", source)
+    return _facts(task), row
 
 
 def _lines(task: Task) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from vase_cli.config.resolve import check_option, load_entry, load_recipe, resol
 from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, RecipeFile, SamplingParams, Thinking
 from vase_cli.config.types import HUB_ID, DType
 from vase_cli.device import Device, resolve_device
-from vase_cli.errors import ConfigError, VaseError, did_you_mean, file_access, first_line
+from vase_cli.errors import ConfigError, VaseError, did_you_mean, file_access, first_line, user_path
 
 Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
@@ -62,13 +62,13 @@ class Catalog:
     @classmethod
     def open(cls, zoo: Path | None = None, recipes: Path | None = None) -> "Catalog":
         """The search path, ``zoo`` and ``recipes`` first; ConfigError if one, or a ``$VASE_PATH`` one, is no folder."""
-        roots = [Path(part).expanduser() for part in os.environ.get("VASE_PATH", "").split(os.pathsep) if part]
+        roots = [user_path(part, ConfigError) for part in os.environ.get("VASE_PATH", "").split(os.pathsep) if part]
         for root in roots:
             if not root.is_dir():
                 raise ConfigError(f"$VASE_PATH: {root} is not a folder; correct or unset it")
 
         def search(kind: Kind, first: Path | None, content: str) -> tuple[tuple[Path, str], ...]:
-            if first is not None and not first.is_dir():
+            if first is not None and not (first := user_path(first, ConfigError)).is_dir():
                 raise ConfigError(f"--{kind} {first}: not a folder; name one with {content} in it, or leave it out")
             folders = [*([first] if first else []), *(root / kind for root in (*roots, user_folder()))]
             return *((path, str(path)) for path in folders if path.is_dir()), (built_in_folder(kind), BUILT_IN)
@@ -89,7 +89,7 @@ class Catalog:
     def find(self, kind: Kind, name: str) -> CatalogFile:
         """The file of a name, or of a ``.yaml`` path; ConfigError, with the nearest name, if there is none."""
         if name.endswith((".yaml", ".yml")):
-            path = Path(name).expanduser()
+            path = user_path(name, ConfigError)
             if not path.exists():
                 raise ConfigError(f"{_NOUNS[kind]} {name}: no such file")
             return CatalogFile(kind, path.parent.resolve().name if path.name == "entry.yaml" else path.stem, path, name)
@@ -106,7 +106,7 @@ class Catalog:
         files = self.files("zoo")
         if name in files:
             return _completed(load_entry(files[name].path, name))
-        folder, hub_id = Path(name).expanduser(), re.fullmatch(HUB_ID, name)
+        folder, hub_id = user_path(name, ConfigError), re.fullmatch(HUB_ID, name)
         if (folder / "config.json").is_file() or (folder.is_dir() and not hub_id):
             return entry_from_folder(folder)
         if hub_id:
@@ -126,7 +126,7 @@ class Catalog:
             raise ConfigError("no recipe and no model; name one with --recipe or --model")
         file = None if recipe is None else self.find("recipes", recipe)
         written = RecipeFile(Path(str(model)).name) if file is None else load_recipe(file.path, file.name)
-        entry = self.find_model(model or written.values["model"])
+        entry = self.find_model(written.values["model"] if model is None else model)
         return Resolved(resolve_recipe(written, entry, overrides), entry)
 
     def recipes_that_fit(self, device: str) -> tuple[Device, list[str]]:
@@ -220,11 +220,12 @@ def _completed(entry: ModelEntry) -> ModelEntry:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, None where there is no such file."""
-    try:
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    try:
+        with file_access("read", path, ConfigError):
+            data = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {first_line(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: not a JSON object")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vase_cli.config.schema import Recipe
     from vase_cli.eviction.base import EvictionPolicy
 
+_LARGEST = 2**31 - 1  # of a number that reaches a device
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
@@ -32,7 +33,8 @@ def option_types(method: "type[EvictionPolicy]") -> dict[str, Any]:
 def make_method(recipe: "Recipe") -> "EvictionPolicy":
     """The recipe's method, imported with torch; ConfigError for an option that it does not have, or of another type."""
     method: type[EvictionPolicy] = plugins.load("eviction", recipe.method)
-    types = option_types(method)
+    with plugins.blamed("eviction", recipe.method):
+        types = option_types(method)
     options: dict[str, Any] = {}
     for key, value in recipe.method_options.items():
         origin = recipe.origins.get(f"method_options.{key}", recipe.name)
@@ -44,7 +46,8 @@ def make_method(recipe: "Recipe") -> "EvictionPolicy":
             options[key] = _coerce(types[key], value)
         except ValueError as error:
             raise ConfigError(f"{place}: {error}") from None
-    return method(**options)
+    with plugins.blamed("eviction", recipe.method):
+        return method(**options)
 
 
 def share_out(methods: Sequence[str], options: Mapping[str, Scalar]) -> tuple[dict[str, dict[str, Scalar]], list[str]]:
@@ -66,6 +69,8 @@ def share_out(methods: Sequence[str], options: Mapping[str, Scalar]) -> tuple[di
 
 def _coerce(annotation: Any, value: Scalar) -> Scalar:
     """Check a value against an annotation; only a whole number is converted, to ``float``."""
+    if isinstance(value, int | float) and not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(f"{value} is too large; write a number up to {_LARGEST}")
     kinds = get_args(annotation) or (annotation,)  # choices, or types with "|" between them
     if get_origin(annotation) is Literal:
         if value not in kinds:

@@ -8,7 +8,7 @@ from vase_cli import plugins
 from vase_cli.config.schema import SAMPLING_KEYS, ModelEntry, Recipe, RecipeFile, SamplingParams
 from vase_cli.config.types import check_values, partial
 from vase_cli.config.yaml import COMMAND_LINE, Document, Place, dotted, read_document
-from vase_cli.errors import ConfigError, did_you_mean
+from vase_cli.errors import ConfigError, did_you_mean, user_path
 
 _EntryValues = partial(ModelEntry, "name", "source", "origins")
 _RecipeValues = partial(Recipe, "name", "origins", sampling=partial(SamplingParams))
@@ -29,7 +29,7 @@ def load_entry(path: Path, name: str) -> ModelEntry:
     _check_tasks(document, plugins.names("tasks"))
     for key, exists, kind in (("path", Path.is_dir, "folder"), ("thresholds", Path.is_file, "file")):
         if key in values:
-            found = path.parent / Path(values[key]).expanduser()
+            found = user_path(values[key], ConfigError, path.parent)
             if not exists(found):
                 raise document.error((key,), f"no {kind} {found}; a relative path starts from the YAML file")
             values[key] = found if key == "path" else str(found)
@@ -129,5 +129,5 @@ def _check_tasks(document: Document, known: Collection[str]) -> None:
 
 def _from_file(path: Path, name: str) -> str:
     if name in (".", "..") or name.startswith(("./", "../", "~", "/")):
-        return str(path.parent / Path(name).expanduser())
+        return str(user_path(name, ConfigError, path.parent))
     return name

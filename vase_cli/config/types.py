@@ -177,26 +177,38 @@ def _items(value: Any) -> Any:
 
 def _slots(value: Any) -> Any:
     value = scalar(value)
-    if value == "auto" or (type(value) is int and value > 0):
+    if value == "auto" or (type(value) is int and 0 < value < 2**31):
         return value
+    if type(value) is int and value > 0:
+        raise ValueError(f"{value} sequences are more than any machine holds; write auto")
     raise ValueError(must_be("a whole number of sequences, at least 1, or auto", value))
 
 
-_STRICT, _POSITIVE, _NUMBER = Field(strict=True), Field(strict=True, ge=1), Field(strict=True, allow_inf_nan=False)
+def _far_from_zero(value: float) -> float:
+    """Refuse a temperature by which a device, which computes in float32, cannot divide."""
+    if 0 < value < 1e-6:
+        raise ValueError(f"{value} is not {_TEMPERATURES}; write 0")
+    return value
+
+
+_TEMPERATURES = "0 (greedy) or a positive number from 1e-6 to 1e6"
+_STRICT, _NUMBER = Field(strict=True), Field(strict=True, allow_inf_nan=False)
+_POSITIVE, _COUNT = Field(strict=True, ge=1), Field(strict=True, ge=1, le=2**31 - 1)  # a count has room on a device
 
 AsText, NotEmpty = BeforeValidator(_text), BeforeValidator(_items)
 Text = Annotated[str, _STRICT, AsText]
 Flag = Annotated[bool, _STRICT, kind("true or false")]
-Count = Annotated[int, _POSITIVE, kind("a whole number")]
-Tokens = Annotated[int, _POSITIVE, kind("a whole number of tokens")]
-Problems = Annotated[int, _POSITIVE, kind("a whole number of problems")]
-Samples = Annotated[int, _POSITIVE, kind("a whole number of samples per problem")]
+Count = Annotated[int, _COUNT, kind("a whole number")]
+Tokens = Annotated[int, _COUNT, kind("a whole number of tokens")]
+Problems = Annotated[int, _COUNT, kind("a whole number of problems")]
+Samples = Annotated[int, _COUNT, kind("a whole number of samples per problem")]
 Parameters = Annotated[int, _POSITIVE, kind("a whole number of parameters")]
 Seed = Annotated[int, _STRICT, Field(ge=0, le=2**63 - 1), kind("a whole number")]
-Length = Annotated[float, _NUMBER, Field(gt=0), kind("a number of tokens")]
+Length = Annotated[float, _NUMBER, Field(gt=0, le=2**31 - 1), kind("a number of tokens")]
 Lengths = Mapping[str, Length]
-Temperature = Annotated[float, _NUMBER, Field(ge=0), kind("a number", "0 (greedy) or a positive number")]
-TopK = Annotated[int, _STRICT, Field(ge=0), kind("a whole number of tokens")]
+_NEAR_ZERO = AfterValidator(_far_from_zero)
+Temperature = Annotated[float, _NUMBER, Field(ge=0, le=1e6), _NEAR_ZERO, kind("a number", _TEMPERATURES)]
+TopK = Annotated[int, _STRICT, Field(ge=0, le=2**31 - 1), kind("a whole number of tokens")]
 TopP = Annotated[float, _NUMBER, Field(gt=0, le=1), kind("a number", "in (0, 1], 1 being off")]
 MinP = Annotated[float, _NUMBER, Field(ge=0, lt=1), kind("a number", "in [0, 1), 0 being off")]
 Slots = Annotated[int | str, PlainValidator(_slots)]

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import transformers
@@ -48,7 +49,8 @@ def weights_digest(entry: ModelEntry) -> str | None:
     if entry.path is None:
         return None
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(set(entry.path.glob("*.safetensors")) - set(entry.path.glob("*.thresholds.safetensors"))):
+    weights = set(entry.path.glob("*.safetensors")) - set(entry.path.glob("*.thresholds.safetensors"))
+    for path in sorted(filter(Path.is_file, weights)):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vase_cli.reports.characters import harmless
+
 if TYPE_CHECKING:
     import rich.table
 
@@ -35,12 +37,13 @@ class Table:
         from rich.text import Text
 
         # Text, as a name in square brackets would be taken for markup.
-        title, caption = Text(self.title) if self.title else None, Text("\n".join(self.notes)) if self.notes else None
+        title = Text(harmless(self.title)) if self.title else None
+        caption = Text(harmless("\n".join(self.notes))) if self.notes else None
         table = Table(title=title, caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=0)
         for column, heading in enumerate(self.headings):
             whole = column < self.whole
-            table.add_column(heading, no_wrap=whole, overflow="ellipsis" if whole else "fold")
+            table.add_column(harmless(heading), no_wrap=whole, overflow="ellipsis" if whole else "fold")
             table.columns[column].justify = "left" if column < self.left else "right"
         for row in self.rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(harmless(cell)) for cell in row))
         return table

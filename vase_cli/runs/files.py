@@ -15,11 +15,16 @@ from vase_cli.runs.schema import Record, fault
 R = TypeVar("R", bound=Record)
 
 
+def itself(path: str, flags: int) -> int:
+    """An opener for ``open`` that takes no symbolic link for a file: it could lead out of the run's folder."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 def read_document(path: Path, version: int, otherwise: str) -> dict[str, Any]:
     """Read a .json file that states the version of its format; DataError says to restore it, or ``otherwise``."""
     try:
-        with file_access("read", path, DataError):
-            value = json.loads(path.read_text(encoding="utf-8"))
+        with file_access("read", path, DataError), open(path, "rb", opener=itself) as file:
+            value = json.loads(file.read().decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON; restore it, or {otherwise}") from error
     if not isinstance(value, dict):
@@ -35,7 +40,11 @@ def read_lines(path: Path, kind: type[R], way_out: str) -> Iterator[tuple[bytes,
     A last line that is not a JSON object was cut by a kill or a power failure: its record is None. DataError if the
     file cannot be read, or another line is broken: its number, the fault and the ``way_out``.
     """
-    with file_access("read", path, DataError), contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+    with (
+        file_access("read", path, DataError),
+        contextlib.suppress(FileNotFoundError),
+        open(path, "rb", opener=itself) as file,
+    ):
         for number, line in enumerate(file, 1):
             try:
                 value = json.loads(line.decode("utf-8"))
@@ -79,7 +88,8 @@ def write_file(path: Path, content: bytes, kind: type[VaseError] = RunError, *, 
     temporary = path.with_name(path.name + ".tmp")
     with file_access("write", path, kind):
         try:
-            with temporary.open("wb") as file:
+            temporary.unlink(missing_ok=True)  # of a killed process, or a link that leads elsewhere
+            with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()
                 if durable:

@@ -30,8 +30,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from vase_cli.errors import ConfigError, DataError, RunError, VaseError, file_access
-from vase_cli.runs.files import checked, line_of, read_document, read_lines, write_document, write_file
+from vase_cli.errors import ConfigError, DataError, RunError, VaseError, file_access, user_path
+from vase_cli.runs.files import checked, itself, line_of, read_document, read_lines, write_document, write_file
 from vase_cli.runs.schema import FORMAT, Record, Run, Sample, Session, Summary
 
 RUN_FILE, SUMMARY_FILE = "run.json", "summary.json"
@@ -120,7 +120,7 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
         path = self.path / COMPLETIONS_FILE
         with file_access("write", path, RunError):
             if self._completions is None:
-                self._completions = path.open("ab", buffering=0)
+                self._completions = FileIO(path, "ab", opener=itself)
             descriptor = self._completions.fileno()
             before = os.fstat(descriptor)
             if before.st_nlink == 0:
@@ -146,7 +146,7 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
             return None
         path = self.path / COMPLETIONS_FILE
         numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
-        backup = next(itertools.filterfalse(Path.exists, numbered))
+        backup = next(itertools.filterfalse(os.path.lexists, numbered))
         self._close_completions()
         with file_access("write", path, RunError):
             try:
@@ -186,8 +186,8 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
         path = self.path / COMPLETIONS_FILE
         with file_access("write", path, ConfigError):
             if path.exists() and (self._missing_newline or path.stat().st_size != self._whole_bytes):
-                os.truncate(path, self._whole_bytes)
-                with path.open("ab", buffering=0) as file:
+                with open(path, "ab", buffering=0, opener=itself) as file:
+                    file.truncate(self._whole_bytes)
                     file.write(self._missing_newline)
                     os.fsync(file.fileno())
 
@@ -210,6 +210,7 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
 
 def _require_run_folder(path: Path) -> None:
     hint = "name one that `vase eval` has written"
+    user_path(path, ConfigError)  # refuses what cannot be looked at
     if not path.is_dir():
         raise ConfigError(f"no run folder at {path}; {hint}")
     if not (path / RUN_FILE).exists():
@@ -266,13 +267,14 @@ def lock_folder(folder: Path) -> Iterator[None]:
             in_use = f"{folder} is in use by {holder or 'another process'}"
             raise ConfigError(f"{in_use}; wait until it ends, or stop it") from error
     try:
-        with contextlib.suppress(OSError):  # a system may keep a locked file from being written
-            path.write_text(f"process {process} on {socket.gethostname()}", encoding="utf-8")
+        # A system may keep a locked file from being written.
+        with contextlib.suppress(OSError), open(path, "wb", opener=itself) as file:
+            file.write(f"process {process} on {socket.gethostname()}".encode())
         yield
     finally:
         if os.getpid() == process:  # a forked worker has a copy of this, but not the lock
-            with contextlib.suppress(OSError):
-                os.truncate(path, 0)
+            with contextlib.suppress(OSError), open(path, "ab", opener=itself) as file:
+                file.truncate(0)
             lock.release()
 
 

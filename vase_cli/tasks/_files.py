@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vase_cli import plugins
-from vase_cli.errors import DataError, decode_text, file_access, first_line, nearest
+from vase_cli.errors import DataError, decode_text, file_access, first_line, nearest, user_path
 from vase_cli.tasks._rows import KNOWN_FIELDS, Row, RowError, field_key
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -24,7 +24,7 @@ _SEPARATOR = re.compile(r"[ \t\r\n]*([,\]])[ \t\r\n]*")
 def data_path(data: Path | None) -> Path | None:
     """The file or folder to look for problems in: ``data``, else ``$VASE_DATA``, else None."""
     path = str(data) if data is not None else os.environ.get("VASE_DATA", "")
-    return Path(path).expanduser() if path else None
+    return user_path(path, DataError) if path else None
 
 
 def find_data(task: str, data: Path | None) -> Path | None:
@@ -43,7 +43,7 @@ def find_data(task: str, data: Path | None) -> Path | None:
             others = ", ".join(_problem_files(path)) or "no problem file"
             raise DataError(f"{origin} has no {task}{'|'.join(SUFFIXES)}; it has: {others}")
         return file
-    if not path.is_file():
+    if not path.exists():
         raise DataError(missing_file(origin, path))
     # Grading one benchmark's rows under another's name would look like a result.
     if path.stem != task and path.stem in plugins.names("tasks"):
@@ -69,7 +69,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     reader = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
         raise DataError(f"{path}: {UNKNOWN_KIND}")
-    if not path.exists():
+    if not (path := user_path(path, DataError)).exists():
         raise DataError(missing_file(str(path), path))
     with file_access("read", path, DataError):
         raw = path.read_bytes()
@@ -157,6 +157,6 @@ def _parquet(path: Path, raw: bytes) -> Iterator[Row]:
         table = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(raw))
         columns = [name for name in table.schema_arrow.names if field_key(name) in KNOWN_FIELDS]
         rows = table.read(columns=columns).to_pylist()
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {first_line(error)}") from error
     yield from (Row(f"{path} row {number}", fields) for number, fields in enumerate(rows, start=1))

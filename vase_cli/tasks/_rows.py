@@ -129,7 +129,11 @@ def _scalar(name: str, value: Any, kinds: str = "text or a number") -> str:
             names = {bool: "true or false", dict: "an object", list: "a list", int: "a number", float: "a number"}
             kind = names.get(type(value), f"of type {type(value).__name__}")
             raise RowError(f"field '{name}' is {kind}, not {kinds}")
-        if not math.isfinite(value):
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:
+            raise RowError(f"field '{name}' is a number of {len(str(abs(value)))} digits; write it as text") from None
+        if not finite:
             raise RowError(f"field '{name}' is not a number ({value})")
         return str(int(value)) if value == int(value) else repr(value)
     if "\0" in value:

@@ -4,6 +4,7 @@ A task is one file of facts that defines ``TASK`` and has its name. Its problems
 names one, else from the hub at a pinned revision, or from the task's own generator.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vase_cli import plugins
-from vase_cli.errors import ConfigError, DataError, did_you_mean
+from vase_cli.errors import ConfigError, DataError, did_you_mean, user_path
 from vase_cli.tasks._files import SUFFIXES, UNKNOWN_KIND, find_data, missing_file, read_rows
 from vase_cli.tasks._hub import HubSource, read_hub
 from vase_cli.tasks._rows import Fields, Row, RowError, RowReader, read_answer, read_choice
@@ -87,14 +88,16 @@ class Task:
         if path is not None:
             source, rows = str(path), list(read_rows(path))
         elif self.generate is not None:
-            return ProblemSet(tuple(self.generate())[:limit], f"generated (version {self.version})")
+            with plugins.blamed("tasks", self.name):
+                return ProblemSet(tuple(self.generate())[:limit], f"generated (version {self.version})")
         else:
             source = "hub " + " + ".join(map(str, self.hub))
             rows = [row for part in self.hub for row in read_hub(self.name, part, gated=self.gated)]
             if len(rows) != self.count:
                 # At a pinned revision this is a damaged cache or a changed loader, never a newer dataset.
                 raise DataError(f"{source} gave {len(rows):,} rows for {self.name}, which has {self.count:,} problems")
-        problems, faults = self.parse(rows, seed=seed)
+        with plugins.blamed("tasks", self.name):
+            problems, faults = self.parse(rows, seed=seed)
         if faults and not skip_bad_rows:
             more = f" (and {len(faults) - 1:,} more bad rows)" if len(faults) > 1 else ""
             raise DataError(f"{faults[0]}{more}; fix it, or skip such rows with --skip-bad-rows")
@@ -152,20 +155,32 @@ def resolve_tasks(names: Sequence[str], grader: str | None = None) -> list[Task]
 def _tasks_of(name: str, grader: str | None) -> list[Task]:
     registered = plugins.names("tasks")
     if name in registered:
-        return [plugins.load("tasks", name)]
+        return [_registered(name)]
     if "/" in name or "\\" in name or Path(name).suffix in SUFFIXES:
         return [_file_task(name, grader)]
-    tasks: list[Task] = [plugins.load("tasks", known) for known in registered]
+    tasks: list[Task] = []
+    for known in registered:
+        with contextlib.suppress(ConfigError):  # a broken plug-in matters to those who name it
+            tasks.append(_registered(known))
     if members := [task for task in tasks if name in task.groups]:
         return members
     groups = {group for task in tasks for group in task.groups}
     raise ConfigError(f"no task '{name}'; {did_you_mean(name, {*registered, *groups})}")
 
 
+def _registered(name: str) -> Task:
+    with plugins.blamed("tasks", name):
+        if not isinstance(task := plugins.load("tasks", name), Task):
+            raise TypeError(f"it is of type {type(task).__name__}, not a Task")
+        return task
+
+
 def _file_task(name: str, grader: str | None) -> Task:
-    path = Path(name).expanduser()
-    if not path.is_file():
-        raise DataError(missing_file(name, path) if not path.is_dir() else f"{name} is a folder; name a file in it")
+    path = user_path(name, DataError)
+    if path.is_dir():
+        raise DataError(f"{name} is a folder; name a file in it")
+    if not path.exists():
+        raise DataError(missing_file(name, path))
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{name}: {UNKNOWN_KIND}")
     if grader is None:
