@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from vase_cli.graders import _latex
+from vase_cli.graders._exact import same_value
 from vase_cli.graders._scalar import read_scalar, rounds_to, same_scalar
 
 _NAME = re.compile(r"(?:\\?[A-Za-z]+|\\text\{[^{}]*\})'?(?:_\{?[A-Za-z0-9]+\}?)?(?:\([A-Za-z](?:\s*,\s*[A-Za-z])*\))?")
@@ -142,11 +143,17 @@ def _same_digits(target: str, prediction: str) -> bool:
 def _verify(target: str, prediction: str) -> bool:
     """math-verify's verdict on two expressions; the target goes first, it is not symmetric."""
     from math_verify import verify
+    from sympy import Basic, MatrixBase
 
     targets, predictions = _parse(target), _parse(prediction)
     verdict = _same_decimal(target, targets, prediction, predictions)
     if verdict is not None:
         return verdict
+    read = [item for item in (*targets[:1], *predictions[:1]) if isinstance(item, Basic | MatrixBase)]
+    if len(read) == 2:
+        verdict = same_value(*read)
+        if verdict is not None:
+            return verdict
     if not verify(targets, predictions, float_rounding=10, allow_set_relation_comp=True, timeout_seconds=None):
         return False
     # math-verify reads R and r as one variable.
