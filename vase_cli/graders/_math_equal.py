@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from vase_cli.graders import _latex
+from vase_cli.graders._conditions import same_form
 from vase_cli.graders._exact import same_value
 from vase_cli.graders._scalar import read_scalar, rounds_to, same_scalar
 
@@ -16,8 +17,10 @@ _NAME = re.compile(r"(?:\\?[A-Za-z]+|\\text\{[^{}]*\})'?(?:_\{?[A-Za-z0-9]+\}?)?
 _TEXT = re.compile(r"\\text\{\s*[A-Za-z][A-Za-z' -]*\s*\}|[A-Za-z]{3,}(?: [A-Za-z]+)*")
 _CHOICE = re.compile(r"\(?\s*(?:\\text\{\s*)?\(?\s*([A-Ea-e])\s*\)?\s*\}?\s*\)?")
 _BASE = re.compile(r"(-?[0-9A-F]+)\s*_\s*\{?\s*\(?\s*(?:\\text\{)?\s*([0-9]+)\s*\}?\)?\s*\}?")
+_TIME = re.compile(r"([0-9]{1,2}:[0-9]{2})\s*(?:(?:\\text\{)?\s*([ap])\.?\s*m\.?\s*\}?)?", re.IGNORECASE)
 _MEMBER = re.compile(r"[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _MAX_MEMBERS = 24
+_TWO_NUMBERS = re.compile(r"(?<![_^0-9.])[0-9.]+\s+[0-9.]+(?!\s*/|[0-9.])")
 _DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\\circ")
 # math-verify adds any number and the fraction behind it; only a proper fraction of integers makes a mixed number.
 _BEFORE_FRACTION = re.compile(r"(?<![\^_0-9.])([0-9]+)\s*(?=\\frac\{(?:([0-9]+)\}\{([0-9]+)\})?)")
@@ -36,8 +39,17 @@ def _same(target: str, prediction: str) -> bool:
     if same_key or not target or not prediction:
         return same_key
     target, prediction = _MEMBER.sub("", target, count=1), _MEMBER.sub("", prediction, count=1)
+    if forms := same_form(target, prediction):
+        return _same(*forms)
     targets, predictions = _members(target), _members(prediction)
     (brackets, target_group), (other_brackets, group) = _group(target), _group(prediction)
+    named, other_named = _in_order_of_names(targets), _in_order_of_names(predictions)
+    if other_named and not named and brackets == "()":
+        return _same_in_order(target_group, other_named)
+    if named and not other_named and other_brackets == "()":
+        return _same_in_order(named, group)
+    if named and not other_named and predictions is not None and not prediction.startswith(r"\{"):
+        return _same_in_order(targets or [], predictions)
     if targets is not None:
         alone = group if other_brackets == "()" else [prediction]
         return _same_in_any_order(targets, alone if predictions is None else predictions)
@@ -57,11 +69,22 @@ def _same(target: str, prediction: str) -> bool:
 
 def _members(text: str) -> list[str] | None:
     r"""The members of ``a, b``, ``\{a, b\}`` or ``a \pm b``; None if the text is one thing."""
+    if named := re.fullmatch(r"\(([^()=]*)\)\s*=\s*\((.*)\)", text):
+        names, values = _latex.split_top(named[1], ","), _latex.split_top(named[2], ",")
+        if len(names) == len(values) and len(set(names)) == len(names) and names != sorted(names):
+            return [f"{name}={value}" for name, value in zip(names, values, strict=True)]
     inner = re.fullmatch(r"\\\{(.*)\\\}", text)
     is_set = inner is not None and r"\}" not in inner[1] and not re.search(r"\\mid|\||:", inner[1])
     parts = _latex.split_top(inner[1] if inner is not None and is_set else text, ",", ";")
     members = [choice for part in parts if part for choice in _plus_minus(part)]
     return members if is_set or len(members) > 1 else None
+
+
+def _in_order_of_names(members: list[str] | None) -> list[str]:
+    """The values of ``y = 1, x = 2`` in the order of the names; empty unless each has a name of its own."""
+    named = [_latex.split_top(member, "=") for member in members or []]
+    names = {sides[0] for sides in named if len(sides) == 2 and _NAME.fullmatch(sides[0])}
+    return [sides[1] for sides in sorted(named)] if len(names) == len(named) else []
 
 
 def _plus_minus(text: str) -> list[str]:
@@ -97,6 +120,9 @@ def _same_in_any_order(targets: list[str], predictions: list[str]) -> bool:
 
 def _same_equation(target: str, prediction: str) -> bool | None:
     """The verdict where an equals sign decides which sides to compare; None where it does not."""
+    exact, *rounded = _latex.split_top(prediction, r"\approx")
+    if rounded and not _latex.split_top(target, r"\approx")[1:]:
+        return _same(target, rounded[-1]) or (exact != "" and _same(target, exact))
     targets, predictions = _latex.split_top(target, "="), _latex.split_top(prediction, "=")
     if len(targets) == 1:
         return _same(target, predictions[-1]) if len(predictions) > 1 else None
@@ -107,12 +133,21 @@ def _same_equation(target: str, prediction: str) -> bool | None:
 
 
 def _same_expression(target: str, prediction: str) -> bool:
+    time, other_time = _TIME.fullmatch(target), _TIME.fullmatch(prediction)
+    if time and other_time:
+        halves = {half.lower() for half in (time[2], other_time[2]) if half}
+        return time[1] == other_time[1] and len(halves) < 2
+    if re.search(r"[A-Za-z]{3}", _plain(target)) and _plain(target) == _plain(prediction):
+        return True
     words = _words(target)
     if len(words) > 2 and _TEXT.fullmatch(target):
         return words == _words(prediction)
     if (choice := _CHOICE.fullmatch(target)) and re.search(r"text|\(", target):
         chosen = _CHOICE.fullmatch(prediction)
         return chosen is not None and chosen[1].upper() == choice[1].upper()
+    # math-verify drops primes.
+    if len(re.findall(r"(?<=[0-9])\s*'", target)) != len(re.findall(r"(?<=[0-9])\s*'", prediction)):
+        return False
     if _BASE.fullmatch(target) or _BASE.fullmatch(prediction):
         return _same_digits(target, prediction)
     target_scalar, scalar = read_scalar(target), read_scalar(prediction)
@@ -127,6 +162,11 @@ def _same_expression(target: str, prediction: str) -> bool:
     return percent and not target_percent and _verify(target, rf"\frac{{{prediction}}}{{100}}")
 
 
+def _plain(text: str) -> str:
+    """The text without text commands, case and repeated space."""
+    return " ".join(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).split()).casefold()
+
+
 def _words(text: str) -> str:
     plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
     return " ".join(re.sub(r"[^\w\s]", " ", plain).split()).casefold()
@@ -136,7 +176,7 @@ def _same_digits(target: str, prediction: str) -> bool:
     """Numerals with a base subscript on either side: the digits decide, and two subscripts must agree."""
     numerals = _BASE.fullmatch(target), _BASE.fullmatch(prediction)
     texts = zip(numerals, (target, prediction), strict=True)
-    digits = {numeral[1] if numeral else text.replace(" ", "") for numeral, text in texts}
+    digits = {numeral[1] if numeral else _latex.key(text) for numeral, text in texts}
     return len(digits) == len({numeral[2] for numeral in numerals if numeral}) == 1
 
 
@@ -145,7 +185,7 @@ def _verify(target: str, prediction: str) -> bool:
     from math_verify import verify
     from sympy import Basic, MatrixBase
 
-    targets, predictions = _parse(target), _parse(prediction)
+    targets, predictions = _parse(target, prediction), _parse(prediction, target)
     verdict = _same_decimal(target, targets, prediction, predictions)
     if verdict is not None:
         return verdict
@@ -160,14 +200,25 @@ def _verify(target: str, prediction: str) -> bool:
     return _letters(target) == _letters(prediction) or _letters(target.lower()) != _letters(prediction.lower())
 
 
-def _parse(text: str) -> list[Any]:
-    """The sympy object of an expression, if it can be read, and its text."""
+def _parse(text: str, other: str) -> list[Any]:
+    """The sympy object of an expression, if it can be read, and its text; ``other`` is what it is compared with."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
     from sympy import Basic, I
 
     spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none")
     config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=spelling)
+    text = re.sub(r"(?<![0-9.,_^])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])", lambda number: number[0].replace(" ", ""), text)
+    if _TWO_NUMBERS.search(text):
+        return [text]
+    text = re.sub(
+        r"(?<![\\A-Za-z])([A-Za-z])((?:\s*')+)", lambda primed: f"{primed[1]}_{{{77 * primed[2].count(chr(39))}}}", text
+    )
+    if read_scalar(text) is None or (
+        read_scalar(other) is None and "E" in other
+    ):  # math-verify reads 2E+1 as 20, and no E or e with an index
+        text = re.sub(r"(?<![\\A-Za-z])E(?![A-Za-z])", r"\\Xi ", text)
+        text = re.sub(r"(?<![\\A-Za-z])e(?=_)", r"\\eta ", text)
     text = _BEFORE_FRACTION.sub(_product, text.replace("$", ""))
     text = _DEGREES.sub(r"(\\frac{\1 \\pi}{180})" if _latex.TRIGONOMETRY.search(text) else r"\1", text)
     # The whole text is one formula; an unreadable one stays a string, equal only to itself.
