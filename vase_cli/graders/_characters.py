@@ -11,7 +11,7 @@ _CHARACTERS = str.maketrans({
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff"),
     **dict.fromkeys(map(chr, range(32))),
     **dict.fromkeys("\t\r\n\v\f", " "),
-    "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "±": r"\pm ", "∛": r"\sqrt[3]√",
+    "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "±": r"\pm ", "∛": "√[3]",
     "π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "∪": r"\cup ", "∈": r"\in ", "∅": r"\emptyset ",
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "°": r"^\circ ", "⁄": "/", "∕": "/", "’": "'", "′": "'", "″": "''",
     "≈": r"\approx ", "≡": r"\equiv ", "∗": "*", "∙": r"\cdot ", "º": r"^\circ ", "˚": r"^\circ ", "↉": "0",

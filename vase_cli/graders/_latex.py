@@ -72,7 +72,7 @@ def _repeating(decimal: re.Match[str]) -> str:
 
 
 def _root(root: re.Match[str]) -> str:
-    return rf"\sqrt{{{root[1] or root[2] or root[3]}}}"
+    return rf"\sqrt{root[1] or ''}{{{root[2] or root[3] or root[4]}}}"
 
 
 _DOT = r"\\dot\s*(?:\{[0-9]\}|[0-9])"
@@ -205,7 +205,7 @@ _STEPS = (
         r"\1 \\text{ \2}",
     ),
     _with_backslashes,
-    _rewrite(rf"√\s*(?:{_ROUND}|\{{({_NEST})\}}|([0-9]+(?:\.[0-9]+)?|\\[A-Za-z]+|[A-Za-z]))", _root),
+    _rewrite(rf"√\s*(\[3\])?\s*(?:{_ROUND}|\{{({_NEST})\}}|([0-9]+(?:\.[0-9]+)?|\\[A-Za-z]+|[A-Za-z]))", _root),
     _rewrite("√", r"\\sqrt "),
     _brace_fractions,
     _rewrite(_REPEATING, _repeating),

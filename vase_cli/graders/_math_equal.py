@@ -10,7 +10,7 @@ from typing import Any
 
 from vase_cli.graders import _latex
 from vase_cli.graders._conditions import same_form
-from vase_cli.graders._exact import same_value
+from vase_cli.graders._exact import rational
 from vase_cli.graders._scalar import read_scalar, rounds_to, same_scalar
 
 _NAME = re.compile(r"(?:\\?[A-Za-z]+|\\text\{[^{}]*\})'?(?:_\{?[A-Za-z0-9]+\}?)?(?:\([A-Za-z](?:\s*,\s*[A-Za-z])*\))?")
@@ -20,6 +20,8 @@ _BASE = re.compile(r"(-?[0-9A-F]+)\s*_\s*\{?\s*\(?\s*(?:\\text\{)?\s*([0-9]+)\s*
 _TIME = re.compile(r"([0-9]{1,2}:[0-9]{2})\s*(?:(?:\\text\{)?\s*([ap])\.?\s*m\.?\s*\}?)?", re.IGNORECASE)
 _MEMBER = re.compile(r"[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _MAX_MEMBERS = 24
+_DIGITS = 60
+_PRIMED = re.compile(r"\\[A-Za-z]+|([A-Za-z])((?:\s*')+)")
 _TWO_NUMBERS = re.compile(r"(?<![_^0-9.])[0-9.]+\s+[0-9.]+(?!\s*/|[0-9.])")
 _DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\\circ")
 # math-verify adds any number and the fraction behind it; only a proper fraction of integers makes a mixed number.
@@ -38,9 +40,9 @@ def _same(target: str, prediction: str) -> bool:
     same_key = _latex.key(target) == _latex.key(prediction)
     if same_key or not target or not prediction:
         return same_key
-    target, prediction = _MEMBER.sub("", target, count=1), _MEMBER.sub("", prediction, count=1)
     if forms := same_form(target, prediction):
         return _same(*forms)
+    target, prediction = _MEMBER.sub("", target, count=1), _MEMBER.sub("", prediction, count=1)
     targets, predictions = _members(target), _members(prediction)
     (brackets, target_group), (other_brackets, group) = _group(target), _group(prediction)
     named, other_named = _in_order_of_names(targets), _in_order_of_names(predictions)
@@ -191,7 +193,7 @@ def _verify(target: str, prediction: str) -> bool:
         return verdict
     read = [item for item in (*targets[:1], *predictions[:1]) if isinstance(item, Basic | MatrixBase)]
     if len(read) == 2:
-        verdict = same_value(*read)
+        verdict = _same_value(*read)
         if verdict is not None:
             return verdict
     if not verify(targets, predictions, float_rounding=10, allow_set_relation_comp=True, timeout_seconds=None):
@@ -211,12 +213,9 @@ def _parse(text: str, other: str) -> list[Any]:
     text = re.sub(r"(?<![0-9.,_^])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])", lambda number: number[0].replace(" ", ""), text)
     if _TWO_NUMBERS.search(text):
         return [text]
-    text = re.sub(
-        r"(?<![\\A-Za-z])([A-Za-z])((?:\s*')+)", lambda primed: f"{primed[1]}_{{{77 * primed[2].count(chr(39))}}}", text
-    )
-    if read_scalar(text) is None or (
-        read_scalar(other) is None and "E" in other
-    ):  # math-verify reads 2E+1 as 20, and no E or e with an index
+    text = _PRIMED.sub(_with_index, text)
+    # math-verify reads 2E+1 as 20, and no E or e with an index.
+    if read_scalar(text) is None or (read_scalar(other) is None and "E" in other):
         text = re.sub(r"(?<![\\A-Za-z])E(?![A-Za-z])", r"\\Xi ", text)
         text = re.sub(r"(?<![\\A-Za-z])e(?=_)", r"\\eta ", text)
     text = _BEFORE_FRACTION.sub(_product, text.replace("$", ""))
@@ -224,6 +223,11 @@ def _parse(text: str, other: str) -> list[Any]:
     # The whole text is one formula; an unreadable one stays a string, equal only to itself.
     readings = parse(f"${text}$", [config], parsing_timeout=None)
     return [_with_imaginary_unit(item, I) if isinstance(item, Basic) else item for item in readings]
+
+
+def _with_index(primed: re.Match[str]) -> str:
+    """A primed variable as one with an index that nobody writes: math-verify drops primes."""
+    return f"{primed[1]}_{{{77 * primed[2].count(chr(39))}}}" if primed[1] else primed[0]
 
 
 def _product(number: re.Match[str]) -> str:
@@ -235,6 +239,65 @@ def _with_imaginary_unit(expression: Any, unit: Any) -> Any:
     """The expression with its variable i as the imaginary unit, as which math-verify reads only some."""
     variables = {symbol: unit for symbol in expression.free_symbols if symbol.name == "i"}
     return expression.subs(variables) if variables else expression
+
+
+def _same_value(first: Any, second: Any) -> bool | None:
+    """The verdict on two numbers, or two expressions that differ at a point; None where this does not decide.
+
+    Rational values are compared as fractions. Other numbers are compared at 60 digits, relative to their size.
+    Variables take values at three points: expressions whose values differ at one are not equal, and equal values say
+    nothing. OverflowError for rational values too large to write down that agree in their first digits.
+    """
+    if first.is_Matrix or second.is_Matrix:
+        return _same_entries(first, second)
+    if first.is_Relational and second.is_Relational and first.lhs.is_Symbol and first.lhs == second.lhs:
+        return False if _same_value(first.rhs, second.rhs) is False else None
+    symbols = sorted(first.free_symbols | second.free_symbols, key=str)
+    for point in range(3 if symbols else 1):
+        values = {symbol: Fraction(3 + 5 * index + 7 * point, 2 + point) for index, symbol in enumerate(symbols)}
+        exact = rational(first, values), rational(second, values)
+        if exact[0] is not None and exact[1] is not None and (exact[0] != exact[1] or not symbols):
+            return exact[0] == exact[1]
+    return _same_number(first, second) if first.is_number and second.is_number else None
+
+
+def _same_entries(first: Any, second: Any) -> bool | None:
+    """False if two matrices have an entry that differs; None else."""
+    try:
+        entries, others = first.doit(), second.doit()
+        differ = entries.shape != others.shape or any(
+            _same_value(*pair) is False for pair in zip(entries.flat(), others.flat(), strict=True)
+        )
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return False if differ else None
+
+
+def _same_number(first: Any, second: Any) -> bool | None:
+    """The verdict on two numbers that are not both rational, at 60 digits; None where they have no such value."""
+    from sympy import Float, Integral, Limit, N, Product, Rational, Sum, UnevaluatedExpr
+
+    if first.has(UnevaluatedExpr) or second.has(UnevaluatedExpr):
+        return None
+    try:
+        left, right = (
+            number.xreplace({decimal: Rational(str(decimal)) for decimal in number.atoms(Float)})
+            for number in (first, second)
+        )
+        values = N(left, _DIGITS), N(right, _DIGITS)
+        size, difference = max(map(abs, values)), abs(N(left - right, _DIGITS, maxn=10 * _DIGITS))
+        if not (size.is_Float and difference.is_number and difference.is_finite):
+            return None
+        equal = bool(difference <= size * Float(10) ** (5 - _DIGITS))
+        # What cancels to nothing has no size of its own, and a limit is not known to so many digits.
+        unsure = size < Float(10) ** (-2 * _DIGITS) or any(
+            number.has(Sum, Product, Integral, Limit) for number in (left, right)
+        )
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+    if equal and left.is_rational and right.is_rational and left != right and size > Float(10) ** (10 * _DIGITS):
+        raise OverflowError("the numbers are too large to be compared exactly")
+    return equal or (None if unsure else False)
 
 
 def _same_decimal(target: str, targets: list[Any], prediction: str, predictions: list[Any]) -> bool | None:

@@ -11,7 +11,10 @@ _LETTER = re.compile(
     r"(?:\(\s*(?P<round>[A-D])\s*\)|\[\s*(?P<square>[A-D])\s*\]|(?P<marked>[A-D])\s*(?:[.):,]|-\s|\s(?=\())|(?P<alone>[A-D])\s*$)(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
-_ANOTHER = re.compile(r"\s*[,/&]?\s*\(?[A-Da-d]\s*(?:[).:,]|$)|\s*[,/&]\s*\(?(?:[B-D]|A(?!\s+[a-z]))(?![A-Za-z0-9'])")
+_ANOTHER = re.compile(
+    r"\s*[,/&]?\s*\(?[A-Da-d]\s*(?:[).:,]|$)"
+    r"|\s*\(?\s*[,/&]\s*\(?(?:[B-D]|A(?!\s+[a-z]))(?![A-Za-z0-9'])"
+)
 
 
 class ChoiceGrader(Grader):
