@@ -59,6 +59,7 @@ POLICIES = {
         ("x = 5", "5", "y = 5"),
         (r"(2, \infty)", "x > 2", r"x \ge 2"),
         (r"\text{No Solution}", "no solution.", r"\text{all}"),
+        (r"3 \pmod 7", "3", r"3 \pmod 5"),
     ],
     "integer": [
         BOX,

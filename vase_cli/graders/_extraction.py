@@ -22,6 +22,7 @@ def extract(part: str, fallbacks: Sequence[str]) -> tuple[str | None, str]:
 
 _BOX_TOKEN = re.compile(r"\\\\?(?P<box>boxed|fbox)(?![A-Za-z])\s*|\\.|[{}]", re.DOTALL)
 _BLANK = re.compile(r"\s*")
+_FULL_STOP = re.compile(r"(?<![\\.,])[.,]{1,99}\Z")  # the comma of a spacing command is none
 _UNBRACED = re.compile(r"[-+−]?[0-9][0-9.,/]*|[A-Za-z](?![A-Za-z])|\\[A-Za-z]+(?:\{[^{}]*\}|[0-9])*")
 
 
@@ -46,7 +47,7 @@ def last_boxed(text: str) -> str | None:
             start = open_braces.pop()
             if start is not None and not _BLANK.fullmatch(text, start, token.start()):
                 best = (start, token.start())
-    return _without_boxes(text[best[0] : best[1]].strip().rstrip(".,")) if best else None
+    return _without_boxes(_FULL_STOP.sub("", text[best[0] : best[1]].strip())) if best else None
 
 
 def _without_boxes(content: str) -> str:  # their braces stay unless they are around the whole
@@ -57,21 +58,24 @@ def _without_boxes(content: str) -> str:  # their braces stay unless they are ar
 
 
 _PHRASE = re.compile(
-    r"(?<![A-Za-z])answer(?: to [^\n.:]{1,80}?)?[*_ ]{0,9}(?::|=|(?:is|are)(?![A-Za-z]))[*_:\s]{0,20}"
+    r"(?<![A-Za-z])(?:answer|(?:correct|right|best)\s(?:option|choice))"
+    r"(?: to [^\n.:]{1,80}?)?[*_ ]{0,9}(?::|=|(?:is|are)(?![A-Za-z])|(?<=\*)\s{0,5}\n)[*_:\s]{0,20}"
     r"(?=(?P<rest>[^\n]{1,500}))",
     re.IGNORECASE,
 )
 _MATH_SPAN = re.compile(r"\$\$(.+?)\$\$|\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)(?:\\\]|$)")
+_REMARK = re.compile(r",\s+(?!and\b|or\b)[a-z]{2,}\b")
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$|\*)")
 
 
 def _final_answer_phrase(part: str) -> str | None:
     """The answer in the last "the answer is ...", "final answer: ...", up to the end of its sentence."""
     for phrase in reversed(list(_PHRASE.finditer(part))):
-        rest = phrase["rest"].strip()
+        rest = phrase["rest"].strip().lstrip("}").strip()
         span = _MATH_SPAN.match(rest)
         answer = next(filter(None, span.groups())) if span else _SENTENCE_END.split(rest, maxsplit=1)[0]
-        if answer := answer.strip().strip("*_").strip():
+        answer = _REMARK.split(answer, maxsplit=1)[0]
+        if (answer := answer.strip().strip("*_").strip()).strip("$"):
             return answer
     return None
 

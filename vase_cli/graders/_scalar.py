@@ -21,6 +21,7 @@ _SCIENTIFIC = re.compile(
     rf"(?P<mantissa>{_DECIMAL})?(?:[eE](?P<e>[+-]?[0-9]{{1,3}})"
     r"|\s*(?P<times>\\times|\\cdot|\*|x)?\s*10\s*\^\s*(?:\{\s*(?P<braced>[+-]?[0-9]{1,3})\s*\}|(?P<bare>[0-9])))"
 )
+_SCALED = re.compile(r"(.*[^0-9.].*?)\s*\\times\s*10\^\{([0-9]{1,3})\}")  # a number before a number word
 _RATIO = re.compile(
     rf"\\frac\s*\{{\s*(-?)\s*({_DECIMAL})\s*\}}\s*\{{\s*(-?)\s*({_DECIMAL})\s*\}}|({_DECIMAL})\s*/\s*({_DECIMAL})"
 )
@@ -65,6 +66,9 @@ def _magnitude(body: str) -> Fraction | None:
             return None
         exponent = int(power["e"] or power["braced"] or power["bare"])
         return Fraction((power["mantissa"] or "1").rstrip(".")) * Fraction(10) ** exponent
+    if scaled := _SCALED.fullmatch(body):
+        head = _magnitude(scaled[1].strip())
+        return None if head is None else head * 10 ** int(scaled[2])
     return None
 
 

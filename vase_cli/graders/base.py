@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from vase_cli.errors import ConfigError, DataError
+from vase_cli.graders._characters import clean
 from vase_cli.graders._extraction import answer_part, extract
-from vase_cli.graders._latex import clean
+from vase_cli.graders._latex import both_spellings
 
 MAX_ANSWER_CHARS = 2000
 """A longer answer is compared as text only: nothing that long is a value, and parsing it is not bounded."""
@@ -55,7 +56,7 @@ class Grader(AbstractContextManager["Grader", None]):
             if answer is None:
                 return Grade("no_answer", None, "")
             as_text = len(answer) > MAX_ANSWER_CHARS
-            if answer == gold.strip() if as_text else self.judge(target, answer):
+            if answer == gold.strip() if as_text else self._judge_spellings(target, answer):
                 return Grade("correct", answer, rule)
         except DataError as error:
             return Grade("error", answer, rule, str(error))
@@ -67,6 +68,13 @@ class Grader(AbstractContextManager["Grader", None]):
         if not clean(gold):
             raise DataError("the gold answer is empty")
         return gold
+
+    def _judge_spellings(self, target: Any, answer: str) -> bool:
+        """Judge the whole answer, and where that is not correct each spelling of it: all must be."""
+        spellings = both_spellings(answer)
+        return self.judge(target, answer) or (
+            bool(spellings) and all(self.judge(target, spelling) for spelling in spellings)
+        )
 
     @abstractmethod
     def judge(self, target: Any, prediction: str) -> bool:

@@ -8,10 +8,13 @@ from vase_cli.graders.base import Grader
 
 _LETTER = re.compile(
     r"(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:option|choice|answer)\s*(?:is)?\s*:?\s*)?"
-    r"(?:\(\s*(?P<round>[A-D])\s*\)|\[\s*(?P<square>[A-D])\s*\]|(?P<marked>[A-D])\s*(?:[.):,]|-\s)|(?P<alone>[A-D])\s*$)(?P<rest>.*)",
+    r"(?:\(\s*(?P<round>[A-D])\s*\)|\[\s*(?P<square>[A-D])\s*\]|(?P<marked>[A-D])\s*(?:[.):,]|-\s|\s(?=\())|(?P<alone>[A-D])\s*$)(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
-_ANOTHER = re.compile(r"\s*[,/&]?\s*\(?[A-Da-d]\s*(?:[).:,]|$)")
+_ANOTHER = re.compile(
+    r"\s*[,/&]?\s*\(?[A-Da-d]\s*(?:[).:,]|$)"
+    r"|\s*\(?\s*[,/&]\s*\(?(?:[B-D]|A(?!\s+[a-z]))(?![A-Za-z0-9'])"
+)
 
 
 class ChoiceGrader(Grader):
@@ -35,7 +38,7 @@ class ChoiceGrader(Grader):
         """Compare letters."""
         text = re.sub(r"\\text\{([^{}]*)\}", r"\1", normalize(prediction)).replace("*", "").strip(" {}_")
         letter = _LETTER.match(text)
-        if letter is None or _ANOTHER.match(letter["rest"]):
+        if letter is None or _ANOTHER.match(text[letter.start("rest") - text[: letter.start("rest")].endswith(",") :]):
             return False
         return (letter["round"] or letter["square"] or letter["marked"] or letter["alone"]).upper() == target
 

@@ -3,7 +3,8 @@
 import re
 
 from vase_cli.errors import DataError
-from vase_cli.graders._latex import clean, last_side, normalize
+from vase_cli.graders._characters import clean
+from vase_cli.graders._latex import last_side, normalize
 from vase_cli.graders._scalar import read_scalar
 from vase_cli.graders.base import Grader
 

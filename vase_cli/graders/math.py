@@ -17,7 +17,7 @@ from typing import IO
 import vase_cli
 from vase_cli.errors import DataError, RunError
 from vase_cli.graders._extraction import last_boxed
-from vase_cli.graders._latex import key, normalize
+from vase_cli.graders._latex import key, normalize, split_modulus
 from vase_cli.graders._scalar import read_scalar, same_scalar
 from vase_cli.graders.base import Grader
 
@@ -45,6 +45,7 @@ class MathGrader(Grader):
         "x = 5 agrees with 5, not with y = 5; if the gold answer is no equation, the last side of an equation counts.",
         "An interval and the inequality that describes it agree; equations agree if their solutions do.",
         "Text answers are compared without case and punctuation; variables with their case.",
+        "A residue agrees with or without its modulus; two moduli must agree.",
         "A comparison that takes too long or too much memory is an error, which is not counted as correct.",
     )
 
@@ -66,6 +67,11 @@ class MathGrader(Grader):
         prediction = normalize(prediction)
         if not prediction or key(target) == key(prediction):
             return bool(prediction)
+        (target, modulus), (prediction, other_modulus) = split_modulus(target), split_modulus(prediction)
+        if modulus and other_modulus and key(modulus) != key(other_modulus):
+            return False
+        if modulus or other_modulus:
+            return self.judge(target.replace(r"\equiv", "="), prediction.replace(r"\equiv", "="))
         target_scalar, scalar = read_scalar(target), read_scalar(prediction)
         if target_scalar and scalar:
             return same_scalar(target_scalar, scalar)

@@ -8,6 +8,7 @@ from vase_cli.graders._scalar import Scalar, read_scalar, same_exactly
 from vase_cli.graders.base import Grader
 
 _NUMERAL = r"[-+]?\s*[$€£]?\s*[-+]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)(?:\s*/\s*[0-9]+)?(?:\s*\\?%)?"
+_NUMERAL += r"(?:\s*\\times\s*10\^\{[0-9]{1,3}\})?"
 _AMONG_WORDS = re.compile(rf"(?:[A-Za-z]+[:\s]+)*(?P<numeral>{_NUMERAL})(?P<rest>.*)", re.DOTALL)
 # A single letter that touches the number is a variable.
 _WORDS = re.compile(r"(?:[A-Za-z]{2,}|(?=[\s/]))(?:(?:\s*/\s*|\s+)[A-Za-z]+)*\s*|")
