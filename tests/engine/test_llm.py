@@ -369,7 +369,7 @@ def test_a_text_that_fails_is_an_error_and_the_others_go_on(folder: Path) -> Non
         ({"model": "tiny-reasoner", "windw": 3}, "window"),
         ({"model": "tiny-reasoner", "method": "snapkv", "budget": 32, "window": 32}, "window"),
         ({"model": "tiny-reasoner", "budget": 99, "call": {"max_new_tokens": 0}}, "--max-new-tokens"),
-        ({"model": "tiny-reasoner", "budget": 99, "call": {"samples": -1}}, "--samples"),
+        ({"model": "tiny-reasoner", "budget": 99, "call": {"samples": 0}}, "--samples"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:

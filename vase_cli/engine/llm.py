@@ -228,10 +228,11 @@ class LLM(EngineFactory):
         if max_new_tokens is not None:
             limits = replace(limits, max_new_tokens=check_option("max_new_tokens", max_new_tokens))
         encoded = self._encoded(prompts, raw)
+        samples = plan.recipe.samples or 1 if samples is None else check_option("samples", samples)
         requests = [
             Request(f"prompts/{index}/{sample}", token_ids, f"prompts/{index}", sample, limits.max_new_tokens)
             for index, token_ids in enumerate(encoded)
-            for sample in range(check_option("samples", samples or plan.recipe.samples or 1))
+            for sample in range(samples)
         ]
         longest = max(map(len, encoded), default=1)
         needed = plan.settings(limits, max_num_seqs=1, longest_prompt_tokens=longest)
