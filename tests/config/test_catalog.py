@@ -198,6 +198,13 @@ def test_shapes_that_a_config_leaves_out(tmp_path: Path, changes: dict[str, Any]
         ({"do_sample": False, "temperature": 0.7}, SamplingParams()),
         ({"temperature": 0.7, "top_p": 0.5}, SamplingParams(0.7, top_p=0.5)),
         ({"eos_token_id": 3}, DEFAULT_SAMPLING),
+        (
+            {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
+            SamplingParams(0.7, 20, 0.8, repetition_penalty=1.05),
+        ),
+        ({"do_sample": False, "repetition_penalty": 1.1}, SamplingParams(repetition_penalty=1.1)),
+        ({"repetition_penalty": 1.1}, SamplingParams(0.6, top_p=0.95, repetition_penalty=1.1)),
+        ({"repetition_penalty": None}, DEFAULT_SAMPLING),
     ],
 )
 def test_sampling_of_a_model_folder(tmp_path: Path, generation: dict[str, Any], sampling: SamplingParams) -> None:

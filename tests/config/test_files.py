@@ -68,6 +68,10 @@ RECIPE_REFUSALS = {
     "overflowing float": ("sampling: {temperature: 1e999}", "2: sampling.temperature: must be a number, not '1e999'"),
     "fraction for top_k": ("sampling: {top_k: 0.5}", "2: sampling.top_k: must be a whole number of tokens, not 0.5"),
     "min_p": ("sampling: {min_p: 1}", "2: sampling.min_p: 1.0 is not in [0, 1)"),
+    "penalty of zero": (
+        "sampling: {repetition_penalty: 0}",
+        "2: sampling.repetition_penalty: 0.0 is not a positive number from 1e-6 to 1e6, 1 being off",
+    ),
     "unknown sampling key": ("sampling: {topk: 20}", "2: sampling.topk: unknown key; did you mean 'top_k'?"),
     "budget": ("budget: 4k", "2: budget: '4k' is not a number of tokens nor a ratio"),
     "budget of a task": ("budgets:\n  gsm8k: 0", "3: budgets.gsm8k: 0 is not a positive number"),

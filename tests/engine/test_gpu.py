@@ -178,15 +178,53 @@ def test_full_gives_the_tokens_of_the_cpu_in_float32(family: str, way: str, mode
     assert {event.request.id: event.token_ids for event in events if isinstance(event, Completion)} == expected
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(repetition_penalty=1.3), SamplingParams(temperature=1.0, top_k=20, repetition_penalty=1.3)],
+    ids=["greedy", "drawn"],
+)
+def test_a_repetition_penalty_gives_the_tokens_of_the_cpu(sampling: SamplingParams, model_folder: Callable[..., Path]):
+    folder = model_folder("qwen3", hidden_size=64)
+    entry = ModelEntry("tiny", path=folder)
+    on_cpu = load(entry, load_tokenizer(entry), "float32", torch.device("cpu"))
+    expected = token_ids(make_engine(on_cpu, "full", "sdpa", sampling=sampling), make_requests())
+    engine = make_engine(load_on_gpu(folder, "float32"), "full", "triton", sampling=sampling)
+    assert token_ids(engine, make_requests()) == expected
+    assert engine._loop is not None and engine._loop._graph is not None
+    off = SamplingParams(**{**vars(sampling), "repetition_penalty": 1.0})
+    assert token_ids(make_engine(on_cpu, "full", "sdpa", sampling=off), make_requests()) != expected
+
+
+def test_a_repetition_penalty_draws_as_on_the_cpu():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, 151_936, generator=generator).bfloat16()
+    seen = torch.rand(64, 151_936, generator=generator) < 0.3
+    keys, positions = torch.arange(64), torch.arange(64) * 3
+    for params in (
+        SamplingParams(repetition_penalty=1.1),
+        SamplingParams(temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1.05),
+        SamplingParams(temperature=1.0, repetition_penalty=0.7),
+    ):
+        on_gpu = [tensor.to(GPU) for tensor in (logits, keys, positions, seen)]
+        got, finite = sample(on_gpu[0], params, *on_gpu[1:3], select_ops(GPU), on_gpu[3])
+        assert finite.all()
+        assert torch.equal(got.cpu(), sample(logits, params, keys, positions, TorchOps(), seen)[0])
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-@pytest.mark.parametrize("method", plugins.names("eviction"))
-def test_the_host_waits_for_the_device_only_to_read_what_it_made(method: str, model_folder: Callable[..., Path]):
+@pytest.mark.parametrize(
+    ("method", "penalty"), [*((name, 1.0) for name in plugins.names("eviction")), ("vase-attnv", 1.1)]
+)
+def test_the_host_waits_for_the_device_only_to_read_what_it_made(
+    method: str, penalty: float, model_folder: Callable[..., Path]
+):
     """A wait before the next step is launched leaves the GPU idle: at 64 rows for a millisecond a step.
 
     Of a fused model with kernels of ours; what torch does not report as a synchronization is not seen.
     """
     model = load_on_gpu(model_folder("qwen3", head_dim=64, dtype="bfloat16"), "bfloat16")
-    engine = make_engine(model, method, "triton")
+    sampling = SamplingParams(temperature=1.0, repetition_penalty=penalty)
+    engine = make_engine(model, method, "triton", sampling=sampling)
     token_ids(engine, make_requests()[:1])  # compiled and captured
     try:
         torch.cuda.set_sync_debug_mode("error")

@@ -171,3 +171,10 @@ def test_the_sentence_adds_up_in_one_line():
     sentence = plan.message()
     assert sentence.endswith(f"= {readable_bytes(plan.total_bytes)} of {readable_bytes(141 * GIB)} free")
     assert "cache of 4 slots" in sentence and "\n" not in sentence
+
+
+def test_a_repetition_penalty_has_its_place_in_the_plan():
+    plain, penalized = make_plan(8), make_plan(8, penalized=True)
+    # A mask, and at the least a copy of the logits in float32 and what takes its place.
+    assert penalized.logits_bytes - plain.logits_bytes >= 8 * FACTS.vocabulary * (1 + 4 + 4)
+    assert penalized.cache_bytes == plain.cache_bytes

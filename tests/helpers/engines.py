@@ -128,9 +128,19 @@ class ListCache:
 
 @torch.inference_mode()
 def generate_with_lists(
-    model: LanguageModel, policy: EvictionPolicy, budget: int, window: int, request: Request, new_tokens: int
+    model: LanguageModel,
+    policy: EvictionPolicy,
+    budget: int,
+    window: int,
+    request: Request,
+    new_tokens: int,
+    *,
+    penalty: float = 1.0,
 ) -> tuple[tuple[int, ...], int, list[list[list[int]]]]:
-    """Token ids, cuts, and the positions that each head of each layer holds at the end."""
+    """Greedy token ids, cuts, and the positions that each head of each layer holds at the end.
+
+    ``penalty`` is on tokens that are in prompt or text already.
+    """
     cache = ListCache(policy, budget, window, request, model.facts.shape.layers)
     fed, made = list(request.prompt_token_ids), []
     start = 0
@@ -138,6 +148,9 @@ def generate_with_lists(
         positions = torch.arange(start, start + len(fed))[None]
         logits = model.forward(torch.tensor([fed]), positions, cache)
         start += len(fed)
+        if penalty != 1.0:
+            for token in {*request.prompt_token_ids, *made}:
+                logits[0, token] *= 1 / penalty if logits[0, token] > 0 else penalty
         fed = [int(logits[0].argmax())]
         made += fed
         if fed[0] in model.eos_token_ids:

@@ -179,7 +179,7 @@ def _model(plan: RunPlan) -> dict[str, Any]:
         "random_weights": plan.random_weights is not None,
         "dtype": plan.facts.dtype,
         "attention": plan.backend.name,
-        "sampling": asdict(plan.recipe.sampling),
+        "sampling": plan.recipe.sampling.recorded(),
         "seed": plan.recipe.seed,
         "device": plan.device.name,
     }

@@ -70,6 +70,7 @@ class Overrides:
     top_k: int | None = _sampling("Sample among the K most likely tokens; 0 is off.")
     top_p: float | None = _sampling("Sample among the most likely tokens of this total probability; 1 is off.")
     min_p: float | None = _sampling("Drop tokens below this share of the best probability; 0 is off.")
+    repetition_penalty: float | None = _sampling("Penalty on tokens that are in prompt or text already; 1 is off.")
     seed: int | None = _sampling("Seed of sampling and eviction.", default=Recipe.seed)
     max_new_tokens: int | None = _sampling("Limit on generated tokens.")
     max_total_tokens: int | None = _sampling("Limit on prompt and generated tokens.")

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from vase_cli.config.resolve import check_option, load_entry, load_recipe, resolve_recipe
-from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, RecipeFile, SamplingParams, Thinking
+from vase_cli.config.schema import (
+    DEFAULT_SAMPLING,
+    SAMPLING_KEYS,
+    ModelEntry,
+    ModelShape,
+    Recipe,
+    RecipeFile,
+    SamplingParams,
+    Thinking,
+)
 from vase_cli.config.types import HUB_ID, DType
 from vase_cli.device import Device, resolve_device
 from vase_cli.errors import ConfigError, VaseError, did_you_mean, file_access, first_line, user_path
@@ -248,16 +257,18 @@ def _folder_shape(config: Mapping[str, Any]) -> ModelShape | None:
 
 def _folder_sampling(folder: Path) -> SamplingParams | None:
     written = _read_json(folder / "generation_config.json")
-    keys = {"temperature", "top_k", "top_p", "min_p"}
-    if written is None or (written.get("do_sample") is None and not keys & written.keys()):
+    if written is None:
         return None
-    if written.get("do_sample") is False:
-        return SamplingParams()  # greedy
-    # A key that is not there has transformers' own default, which is 1.0 for the temperature.
-    values = {key: written[key] for key in ("top_k", "top_p", "min_p") if written.get(key) is not None}
+    values = {key: written[key] for key in SAMPLING_KEYS if written.get(key) is not None}
+    how, does_sample = values.keys() - {"repetition_penalty"}, written.get("do_sample")
+    penalty = {key: value for key, value in values.items() if key not in how}  # counts for greedy texts too
     try:
-        temperature = written.get("temperature")
-        return SamplingParams(temperature=1.0 if temperature is None else temperature, **values)
+        if does_sample is False:
+            return SamplingParams(**penalty)
+        if does_sample is None and not how:
+            return dataclasses.replace(DEFAULT_SAMPLING, **penalty) if penalty else None
+        # A key that is not there has transformers' own default, which is 1.0 for the temperature.
+        return SamplingParams(**{"temperature": 1.0, **values})
     except ConfigError as error:
         raise ConfigError(f"{folder / 'generation_config.json'}: {error}") from None
 

@@ -22,15 +22,25 @@ ThinkingMode = Literal["always", "switch", "never"]
 
 @record
 class SamplingParams:
-    """How a token is drawn from the logits, filters in the order of fields; ConfigError for a value out of range."""
+    """How a token is drawn from the logits; ConfigError for a value out of range.
+
+    The penalty acts first, then temperature and the filters in the order of fields.
+    """
 
     temperature: types.Temperature = Field(default=0.0, description="0 is greedy.")
     top_k: types.TopK = Field(default=0, description="Most likely tokens that stay; 0 switches it off.")
     top_p: types.TopP = Field(default=1.0, description="Share of probability that stays; 1 switches it off.")
     min_p: types.MinP = Field(default=0.0, description="Least share of the best probability; 0 switches it off.")
+    repetition_penalty: types.Penalty = Field(
+        default=1.0, description="Divides the positive logits of tokens in the text, multiplies the others; 1 is off."
+    )
+
+    def recorded(self) -> dict[str, float]:
+        """The values by key as files record them: a penalty that is off is left out, as before there was one."""
+        return {key: value for key, value in vars(self).items() if key != "repetition_penalty" or value != 1.0}
 
 
-SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
+SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 # What a model is sampled with where neither its zoo entry nor its generation_config.json says: the paper's settings.
 DEFAULT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95)

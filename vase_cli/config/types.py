@@ -191,6 +191,7 @@ def _far_from_zero(value: float) -> float:
     return value
 
 
+_PENALTIES = "a positive number from 1e-6 to 1e6, 1 being off"
 _TEMPERATURES = "0 (greedy) or a positive number from 1e-6 to 1e6"
 _STRICT, _NUMBER = Field(strict=True), Field(strict=True, allow_inf_nan=False)
 _POSITIVE, _COUNT = Field(strict=True, ge=1), Field(strict=True, ge=1, le=2**31 - 1)  # a count has room on a device
@@ -211,6 +212,7 @@ Temperature = Annotated[float, _NUMBER, Field(ge=0, le=1e6), _NEAR_ZERO, kind("a
 TopK = Annotated[int, _STRICT, Field(ge=0, le=2**31 - 1), kind("a whole number of tokens")]
 TopP = Annotated[float, _NUMBER, Field(gt=0, le=1), kind("a number", "in (0, 1], 1 being off")]
 MinP = Annotated[float, _NUMBER, Field(ge=0, lt=1), kind("a number", "in [0, 1), 0 being off")]
+Penalty = Annotated[float, _NUMBER, Field(ge=1e-6, le=1e6), kind("a number", _PENALTIES)]
 Slots = Annotated[int | str, PlainValidator(_slots)]
 Option = Annotated[bool | int | float | str, BeforeValidator(scalar)]
 Method = Annotated[str, _STRICT, _registered("eviction")]

@@ -38,17 +38,30 @@ class SlotState:
         token_keys: (B,) int64, see :func:`vase_cli.randomness.stream_key`.
         active, seq_lens: (B,) int32, 1 in a row that generates and 0 in an idle one; tokens it attends to in the step.
         result: (2, B) int64, the tokens of the last step and whether their logits were finite.
+        seen: (B, V) bool, the tokens of prompt and text of each row, none in an idle one; None where nobody asks.
     """
 
-    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
+    def __init__(self, max_num_seqs: int, device: torch.device, vocabulary: int | None = None) -> None:
+        """Make all rows idle; ``vocabulary`` is given where the tokens that were seen matter."""
         self.tokens, self.text_positions, self.token_keys = (
             torch.zeros(max_num_seqs, dtype=torch.int64, device=device) for _ in range(3)
         )
         self.active, self.seq_lens = (torch.zeros(max_num_seqs, dtype=torch.int32, device=device) for _ in range(2))
         self.result = torch.zeros((2, max_num_seqs), dtype=torch.int64, device=device)
+        seen = None if vocabulary is None else torch.zeros((max_num_seqs, vocabulary), dtype=torch.bool, device=device)
+        self.seen: Tensor | None = seen
+
+    def see_prompt(self, row: int, token_ids: Tensor) -> Tensor | None:
+        """Note the tokens of a prompt, (T,) int64, in place of what the row saw before: (1, V), a view, or None."""
+        if self.seen is None:
+            return None
+        seen = self.seen[row : row + 1].fill_(False)
+        return seen.index_fill_(1, token_ids, True)
 
     def clear(self, row: int) -> None:
         """Make a row idle."""
+        if self.seen is not None:
+            self.seen[row].fill_(False)
         for per_row in (self.tokens, self.text_positions, self.active, self.token_keys):
             set_row(per_row, row, 0)
 
@@ -101,7 +114,10 @@ class DecodeLoop:
         on_host = None if cache.keys.is_cuda else longest
         step = DecodeStep(cache, self.backend, state.text_positions, state.active, state.seq_lens, on_host)
         logits = self.model.decode(state.tokens, step)
-        tokens, finite = sample(logits, self.sampling, state.token_keys, state.text_positions + 1, cache.ops)
+        positions = state.text_positions + 1
+        tokens, finite = sample(logits, self.sampling, state.token_keys, positions, cache.ops, state.seen)
+        if state.seen is not None:
+            state.seen.scatter_(1, tokens[:, None], state.active[:, None].bool())
         state.result[0] = tokens
         state.result[1] = finite
         state.tokens.copy_(tokens * state.active)

@@ -124,7 +124,8 @@ class Engine:
             recorded = self._recorded
             on_cut = (lambda row, cut: recorded[row].append(cut)) if self._record_cuts else None
             cutter = Cutter(self._policy, cache, settings.budget, settings.window, self._thresholds, on_cut=on_cut)
-        self._state = SlotState(settings.max_num_seqs, model.device)
+        penalized = settings.sampling.repetition_penalty != 1.0
+        self._state = SlotState(settings.max_num_seqs, model.device, model.facts.vocabulary if penalized else None)
         self.cache, self._cutter = cache, cutter
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
@@ -214,11 +215,15 @@ class Engine:
         token_ids = torch.tensor(request.prompt_token_ids, dtype=torch.int64)
         if self._cuda:
             token_ids = token_ids.pin_memory()
-        logits = self._model.prefill(token_ids.to(self._model.device, non_blocking=self._cuda), step)
+        token_ids = token_ids.to(self._model.device, non_blocking=self._cuda)
+        logits = self._model.prefill(token_ids, step)
         set_row(self._state.token_keys, row, _stream_key(self.settings.seed, "tokens", request))
         token_keys = self._state.token_keys[row : row + 1]
         positions = torch.full_like(token_keys, prompt_tokens)
-        token, finite = sample(logits, self.settings.sampling, token_keys, positions, self._ops)
+        seen = self._state.see_prompt(row, token_ids)
+        token, finite = sample(logits, self.settings.sampling, token_keys, positions, self._ops, seen)
+        if seen is not None:
+            seen.scatter_(1, token[:, None], True)
         finite, bad_layer = finite.long(), step.bad_layer()
         if bad_layer is not None:
             self._note_cut(sequence)

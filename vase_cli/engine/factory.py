@@ -62,10 +62,10 @@ class EngineFactory:
         return self._loaded.tokenizer
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> Prompt:
-        """Encode what the user says, or a chat, through the chat template where the model has one, unless ``raw``.
+        """Encode what the user says, or a chat, through the model's chat template, or a text as it is if ``raw``.
 
-        ConfigError for a system prompt or a chat without a template to hold it, and for text that is not UTF-8;
-        ModelError if the template refuses the messages.
+        ConfigError for a model without a template, for a system prompt or a chat where there is no place for it, and
+        for text that is not UTF-8; ModelError if the template refuses the messages.
         """
         recipe, tokenizer = self.plan.recipe, self.tokenizer
         contents = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
@@ -75,9 +75,11 @@ class EngineFactory:
                 content.encode()
             except UnicodeEncodeError as error:  # what Python makes of other bytes on the command line
                 raise ConfigError(f"the {what} is not UTF-8 at character {error.start + 1}: write it again") from error
-        if not raw and tokenizer.has_chat_template:
+        if not raw and not tokenizer.has_chat_template:
+            raise ConfigError(f"{self.plan.entry.name} has no chat template: add --raw to give prompts as they are")
+        if not raw:
             return self._in_vocabulary(tokenizer.encode_chat(prompt, system=recipe.system_prompt, think=recipe.think))
-        why = "--raw gives the prompt as it is" if raw else f"{self.plan.entry.name} has no chat template"
+        why = "--raw gives the prompt as it is"
         if recipe.system_prompt is not None:
             raise ConfigError(f"{why}, so there is no place for a system prompt: leave it out")
         if not isinstance(prompt, str):
@@ -130,6 +132,7 @@ class EngineFactory:
             most_num_seqs=max(1, min(most_num_seqs or MOST_NUM_SEQS[plan.device.type], requests)),
             kernels=plan.ops.has_kernels,
             few_candidates=drawn_from_few(plan.recipe.sampling),
+            penalized=plan.recipe.sampling.repetition_penalty != 1.0,
         )
 
     def load(self) -> LanguageModel:

@@ -18,6 +18,7 @@ _USABLE_SHARE = 0.9  # of the free memory; the rest is for the allocator's round
 _GREEDY_BYTES_PER_LOGIT = 8
 _SAMPLED_BYTES_PER_LOGIT = 44  # logits and what sampling makes of them: float32, ranks and indices in int64
 _KERNEL_BYTES_PER_LOGIT = 4  # with kernels: logits in half precision, and what is left of them on the way to a token
+_PENALTY_BYTES_PER_LOGIT = 22  # which tokens were seen, and logits in float32 with what the penalty makes of them
 _PRODUCTS_WORKSPACE_BYTES = 32 * 2**20  # what the vendor's matrix products keep for themselves on a GPU
 
 
@@ -59,12 +60,14 @@ def plan_memory(
     most_num_seqs: int,
     kernels: bool = False,
     few_candidates: bool = False,
+    penalized: bool = False,
 ) -> MemoryPlan:
     """Plan a run; ConfigError, with the figures, if not even one row fits, or not as many as were asked for.
 
     ``cache_shape`` gives the cache's sizes for a number of rows; ``max_num_seqs`` may be "auto", for as many as fit, up
     to ``most_num_seqs``. ``sampled`` says that tokens are not greedy, ``kernels`` that the fused forward and kernels
-    for cuts and sampling are used, ``few_candidates`` that a token is drawn from so few that the kernel for it is.
+    for cuts and sampling are used, ``few_candidates`` that a token is drawn from so few that the kernel for it is,
+    ``penalized`` that there is a repetition penalty.
     """
 
     def plan(count: int) -> MemoryPlan:
@@ -72,6 +75,8 @@ def plan_memory(
         per_logit = _SAMPLED_BYTES_PER_LOGIT if sampled else _GREEDY_BYTES_PER_LOGIT
         if kernels and few_candidates:
             per_logit = _KERNEL_BYTES_PER_LOGIT
+        if penalized:
+            per_logit += _PENALTY_BYTES_PER_LOGIT
         prompt = _prompt_bytes(facts, shape, longest_prompt_tokens, kernels=kernels)
         return MemoryPlan(
             max_num_seqs=count,

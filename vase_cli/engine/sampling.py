@@ -1,10 +1,13 @@
 """Logits to tokens: greedy, or an exact draw after temperature, top-k, top-p and min-p.
 
+A repetition penalty comes before all of them (CTRL, arXiv 1909.05858).
+
 Shapes: B rows, V vocabulary.
 
 Tokens are ranked by logit, equal logits by the lower id, so a filter keeps the same tokens on every device.
 """
 
+import torch
 from torch import Tensor
 
 from vase_cli.config.schema import SamplingParams
@@ -12,15 +15,25 @@ from vase_cli.kernels.ops import FEW_CANDIDATES, TorchOps
 
 
 def sample(
-    logits: Tensor, params: SamplingParams, keys: Tensor, positions: Tensor, ops: TorchOps
+    logits: Tensor, params: SamplingParams, keys: Tensor, positions: Tensor, ops: TorchOps, seen: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Choose the next token of each row; the host waits for nothing.
 
-    ``params`` are the same for all rows; temperature 0 is greedy. ``keys`` are each row's "tokens" stream keys; the
-    rest, and what is returned, is that of :meth:`TorchOps.draw`.
+    ``params`` are the same for all rows; temperature 0 is greedy. ``keys`` are each row's "tokens" stream keys;
+    ``seen``, (B, V) bool, are the tokens of each row's text so far, None without a penalty. The rest, and what is
+    returned, is that of :meth:`TorchOps.draw`.
     """
+    if seen is not None:
+        logits = penalized(logits, seen, params.repetition_penalty)
     candidates = _candidates(params, logits.shape[-1])
     return ops.draw(logits, candidates, params.temperature, params.top_p, params.min_p, keys, positions)
+
+
+def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Logits (B, V) in float32, those of ``seen`` tokens divided by the penalty if positive, else multiplied by it."""
+    logits = logits.float()
+    divisor = torch.full((), penalty, dtype=torch.float32, device=logits.device)  # see TorchOps.draw
+    return torch.where(seen, torch.where(logits > 0, logits / divisor, logits * divisor), logits)
 
 
 def drawn_from_few(params: SamplingParams) -> bool:
