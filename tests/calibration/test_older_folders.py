@@ -1,4 +1,7 @@
-"""A calibration folder that an earlier version wrote is gone on with, found and shown as one of our own."""
+"""A calibration folder that an earlier version wrote is read and shown as one of our own.
+
+It names weights and no other files of the model. Where it says what they were, it is gone on with.
+"""
 
 import json
 import shutil
@@ -10,6 +13,8 @@ import torch
 from helpers.cli_examples import Outcome, Shell, only_run, open_shell, read_jsonl
 
 from vase_cli.calibration.folder import read_calibration
+from vase_cli.cli.calibrate import write_page
+from vase_cli.tensor_files import load_tensors, tensor_bytes
 
 BEFORE = Path(__file__).parents[1] / "data" / "calibrations_before"
 OUT = Path("calibrations")
@@ -20,7 +25,6 @@ COMMAND = (
     "--slots", "1", "--device", "cpu",
 )  # fmt: skip
 COUNTED = (
-    "name",
     "weights",
     "shape",
     "problems",
@@ -43,14 +47,35 @@ def facts(folder: Path) -> dict[str, Any]:
     return read_calibration(folder)[0]
 
 
+def with_files(vase: Shell, kind: str) -> tuple[Path, Path]:
+    """A folder of a ``kind``, as it would be had the earlier version named the model's files, and a fresh one."""
+    vase(*COMMAND, "--out", "fresh").lines()
+    fresh = only_run(Path("fresh"))
+    folder = Path(shutil.copytree(BEFORE / kind / NAME, OUT / fresh.name))
+    tensors, told = load_tensors(folder / "state.safetensors")
+    told["config_hash"] = load_tensors(fresh / "state.safetensors")[1]["config_hash"]
+    (folder / "state.safetensors").write_bytes(tensor_bytes(tensors, told))
+    return folder, fresh
+
+
+def test_a_finished_one_is_read_and_has_its_page(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(BEFORE / "finished" / NAME, tmp_path / NAME))
+    assert len(facts(folder)["weights"]) == 16 and "files" not in facts(folder)
+    page, *_ = write_page(folder)
+    assert f"weights {facts(folder)['weights']}" in page.read_text(encoding="utf-8")
+
+
 def test_a_finished_one_measures_nothing_anew_and_has_its_page(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(BEFORE / "finished", OUT)
+    folder, _ = with_files(vase, "finished")
+    state = (folder / "state.safetensors").read_bytes()
     monkeypatch.setattr("vase_cli.engine.factory.load", None)
     outcome: Outcome = vase(*COMMAND)
-    assert outcome.lines()[0] == NAME
+    assert outcome.lines()[0] == folder.name
     assert "recurrence: 3 of 3 samples are stored already" in outcome.err
-    folder, before = only_run(OUT), BEFORE / "finished" / NAME
-    for name in ("state.safetensors", "texts.jsonl", "validation.json"):
+    assert only_run(OUT) == folder
+    before = BEFORE / "finished" / NAME
+    assert (folder / "state.safetensors").read_bytes() == state
+    for name in ("texts.jsonl", "validation.json"):
         assert (folder / name).read_bytes() == (before / name).read_bytes(), name
     assert {key: facts(folder)[key] for key in COUNTED} == {key: facts(before)[key] for key in COUNTED}
     tensors, tensors_before = (read_calibration(path)[1] for path in (folder, before))
@@ -60,16 +85,14 @@ def test_a_finished_one_measures_nothing_anew_and_has_its_page(vase: Shell, monk
 
 
 def test_a_killed_one_goes_on(vase: Shell) -> None:
-    shutil.copytree(BEFORE / "stopped", OUT)
-    texts = OUT / NAME / "texts.jsonl"
+    folder, fresh = with_files(vase, "stopped")
+    texts = folder / "texts.jsonl"
     left = texts.read_bytes()
     assert len(left.splitlines()) == 4 and not left.endswith(b"\n")  # one that no state counts, and a cut one
     outcome = vase(*COMMAND)
     outcome.lines()
     assert "recurrence: 2 of 3 samples are stored already" in outcome.err
-    vase(*COMMAND, "--out", "fresh").lines()
-    folder, fresh = only_run(OUT), only_run(Path("fresh"))
-    assert folder.name == fresh.name == NAME
+    assert only_run(OUT) == folder
     resumed, anew, before = (read_jsonl(path / "texts.jsonl") for path in (folder, fresh, BEFORE / "finished" / NAME))
     assert resumed[:2] == [json.loads(line) for line in left.splitlines()[:2]]
     assert resumed[2:] == anew[2:]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,9 @@ from helpers.cli_examples import (
 
 from vase_cli.calibration.folder import read_calibration
 from vase_cli.cli import calibrate
+from vase_cli.config.catalog import entry_from_folder
+from vase_cli.models.identity import model_files
+from vase_cli.models.tokenizer import load_tokenizer
 
 OUTS = ("killed", "undisturbed")
 PROBLEMS = 6
@@ -266,3 +270,30 @@ def test_help_and_the_command_list_name_it(shell: Shell):
     said = help_words(shell, "calibrate")
     assert "--rule" in said and "the median and 6 median absolute deviations" in said
     assert "[default: calibrations]" in said
+
+
+def test_a_model_without_a_chat_template_needs_raw(shell: Shell, model_folder: Callable[..., Path], tmp_path: Path):
+    bare = shutil.copytree(model_folder("qwen3"), tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    weights = (bare / "model.safetensors").read_bytes()
+    (bare / "model.safetensors").unlink()  # it is refused before they are read
+    refusal = "bare has no chat template: add --raw to give prompts as they are"
+    assert shell.refused("calibrate", "--model", bare, *SMALL) == refusal
+    (bare / "model.safetensors").write_bytes(weights)
+    shell("calibrate", "--model", bare, *SMALL, "--raw", "--validate", "--budget", 16, "--window", 4).lines()
+    run = only_run(Path("calibrations"))
+    runs = [json.loads((path / "run.json").read_text()) for path in (run / "runs").iterdir()]
+    assert len(runs) == 5 and all(one["config"]["raw"] for one in runs)
+    marks = load_tokenizer(entry_from_folder(bare)).encode_text("<|user|>").token_ids
+    assert not [text for text in read_jsonl(run / "texts.jsonl") if set(marks) & set(text["prompt_token_ids"])]
+
+
+def test_a_calibration_names_the_files_of_its_model(shell: Shell, model_folder: Callable[..., Path], tmp_path: Path):
+    folder = shutil.copytree(model_folder("qwen3"), tmp_path / "model")
+    shell("calibrate", "--model", folder, *SMALL).lines()
+    first = only_run(Path("calibrations"))
+    facts = json.loads((first / "calibration.json").read_text())
+    assert facts["files"] == model_files(folder) and "model.safetensors" in facts["files"]
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    shell("calibrate", "--model", folder, *SMALL).lines()
+    assert len(list(Path("calibrations").iterdir())) == 2

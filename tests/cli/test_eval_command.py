@@ -249,12 +249,23 @@ def test_thinking_that_a_model_lacks_is_refused(vase: Shell, model: Path, tmp_pa
     assert "think: plain does not think" in vase.refused(*mine(plain, "--think"))
 
 
-def test_a_system_prompt_needs_a_chat_template(vase: Shell, model: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_chat_template_needs_raw(vase: Shell, model: Path, tmp_path: Path) -> None:
     bare = shutil.copytree(model, tmp_path / "bare")
     (bare / "chat_template.jinja").unlink()
-    assert "bare has no chat template, so there is no place for a system prompt" in vase.refused(
-        *mine(bare, "--system", "Be brief.")
-    )
+    weights = (bare / "model.safetensors").read_bytes()
+    (bare / "model.safetensors").unlink()  # it is refused before they are read
+    assert vase.refused(*mine(bare)) == "bare has no chat template: add --raw to give prompts as they are"
+    place = "--raw gives the prompt as it is, so there is no place for a system prompt: leave it out"
+    assert vase.refused(*mine(bare, "--raw", "--system", "Be brief.")) == place
+    (bare / "model.safetensors").write_bytes(weights)
+    tokens = []
+    for out, arguments in (("raw", mine(bare, "--raw")), ("chat", mine(model))):
+        vase(*arguments, "--out", out).lines()
+        run = only_run(Path(out))
+        assert json.loads((run / "run.json").read_text())["config"]["raw"] is (out == "raw")
+        tokens.append({sample["id"]: sample["prompt_tokens"] for sample in read_jsonl(run / "completions.jsonl")})
+    raw, chat = tokens
+    assert raw and chat == {name: count + 3 for name, count in raw.items()}, "two tags and a line end"
 
 
 def test_an_output_folder_that_cannot_be_made_is_refused(vase: Shell, model: Path) -> None:

@@ -165,15 +165,23 @@ def test_raw_gives_the_prompt_as_it_is(vase: Shell, model: Path, tmp_path: Path)
     def prompt_tokens(folder: Path, *more: object) -> int:
         return int(json.loads(vase("run", "hello", *options(folder, "--json", *more)).out)["prompt_tokens"])
 
-    assert prompt_tokens(model) == prompt_tokens(model, "--chat") == len("hello") + ADDED
+    assert prompt_tokens(model) == len("hello") + ADDED
     assert prompt_tokens(model, "--raw") == len("hello")
     assert prompt_tokens(model, "--system", "Be.") == len("hello") + ADDED + len("Be.") + 2
     assert prompt_tokens(model, "--no-think") == len("hello") + ADDED + len("\n\n\n\n") + 2
 
     bare = shutil.copytree(model, tmp_path / "bare")
     (bare / "chat_template.jinja").unlink()
-    assert prompt_tokens(bare) == len("hello")
-    assert "--chat: bare has no chat template" in vase.refused("run", "hello", *options(bare, "--chat"))
+    assert prompt_tokens(bare, "--raw") == len("hello")
+
+
+def test_a_model_without_a_template_is_refused_before_its_weights(vase: Shell, model: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(model, tmp_path / "bare")
+    for file in ("chat_template.jinja", "model.safetensors"):
+        (bare / file).unlink()
+    refusal = "bare has no chat template: add --raw to give prompts as they are"
+    assert vase.refused("run", "hello", *options(bare)) == refusal
+    assert vase.refused("run", "hello", *options(bare, "--out", "runs", "--system", "Be brief.")) == refusal
 
 
 def test_a_thought_that_the_prompt_opens_is_recorded(vase: Shell, model: Path) -> None:

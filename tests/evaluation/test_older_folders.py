@@ -1,4 +1,7 @@
-"""A run folder that an earlier version wrote is gone on with, graded and read as one of our own."""
+"""A run folder that an earlier version wrote is read and graded as one of our own.
+
+It names weights and no other files of the model. Where it says what they were, it is gone on with.
+"""
 
 import json
 import shutil
@@ -8,6 +11,8 @@ from typing import Any
 import pytest
 from helpers.cli_examples import Shell, only_run, open_shell, read_jsonl
 
+from vase_cli.config.catalog import built_in_folder
+from vase_cli.models.identity import model_files
 from vase_cli.runs.folder import StoredRun, config_hash
 from vase_cli.runs.schema import Sample, described
 
@@ -25,6 +30,18 @@ def vase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     shell = open_shell(tmp_path, monkeypatch, capsys)
     shutil.copytree(BEFORE, RUNS / BEFORE.name)
     return shell
+
+
+def with_files() -> Path:
+    """The folder in ``RUNS``, as it would be had the earlier version named the model's files."""
+    folder = RUNS / BEFORE.name
+    run = json.loads((folder / "run.json").read_text())
+    del run["config"]["weights"]
+    run["config"]["files"] = model_files(built_in_folder("zoo") / "tiny-reasoner")
+    run["config_hash"] = config_hash(run["config"])
+    run["name"] = f"{run['name'].rpartition('-')[0]}-{run['config_hash'][:8]}"
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder.rename(RUNS / run["name"])
 
 
 def without_timing(folder: Path) -> dict[str, dict[str, Any]]:
@@ -49,24 +66,38 @@ def test_every_file_reads_as_it_was_written() -> None:
         assert "".join(lines) == (BEFORE / name).read_text(encoding="utf-8")
 
 
+def test_the_same_command_makes_a_new_run_and_says_why(vase: Shell) -> None:
+    outcome = vase(*COMMAND, "--max-new-tokens", "2")
+    assert len(list(RUNS.iterdir())) == 2
+    assert "a new run" not in outcome.err, "of other settings"
+    outcome = vase(*COMMAND)
+    (name, *_), old = outcome.lines(), RUNS / BEFORE.name
+    assert name != BEFORE.name and StoredRun(RUNS / name).run.config["files"]["model.safetensors"]
+    why = f"a new run: {old} does not say which files of the model it was made of"
+    assert outcome.err.splitlines().count(why) == 1
+    assert {path.name: path.read_bytes() for path in old.iterdir()} == {
+        path.name: path.read_bytes() for path in BEFORE.iterdir()
+    }
+    assert why not in vase(*COMMAND).err
+
+
 def test_only_what_is_missing_is_computed(vase: Shell) -> None:
     vase(*COMMAND, "--out", "fresh").lines()
-    fresh = only_run(Path("fresh"))
-    assert fresh.name == BEFORE.name
-    assert StoredRun(fresh).run.config_hash == StoredRun(BEFORE).run.config_hash
-    anew, before = without_timing(fresh), without_timing(BEFORE)
-    folder = RUNS / BEFORE.name
+    fresh, folder = only_run(Path("fresh")), with_files()
+    assert fresh.name == folder.name
+    assert StoredRun(fresh).run.config_hash == StoredRun(folder).run.config_hash
+    anew, before, run_file = without_timing(fresh), without_timing(BEFORE), (folder / "run.json").read_bytes()
     path = folder / "completions.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     for torn in (b"", lines[-3][:100]):
         shutil.copy(BEFORE / "sessions.jsonl", folder)
         path.write_bytes(b"".join(lines[:-3]) + torn)
         outcome = vase(*COMMAND)
-        assert outcome.lines()[0] == BEFORE.name
+        assert outcome.lines()[0] == folder.name
         assert "recurrence: 5 of 8 samples are stored already" in outcome.err
         assert ("ended in a cut line (100 bytes), which is left out" in outcome.err) == bool(torn)
         assert only_run(RUNS) == folder
-        assert (folder / "run.json").read_bytes() == (BEFORE / "run.json").read_bytes()
+        assert (folder / "run.json").read_bytes() == run_file
         assert path.read_bytes().startswith(b"".join(lines[:-3]))
         first, second = read_jsonl(folder / "sessions.jsonl")
         assert [first] == read_jsonl(BEFORE / "sessions.jsonl") and second["samples"] == 3
@@ -93,6 +124,8 @@ def test_grading_it_changes_nothing(vase: Shell) -> None:
 
 def test_a_finished_one_is_shown_without_the_model(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vase_cli.engine.factory.load", None)
+    folder = with_files()
     (line,) = vase(*COMMAND, "--json").lines()
-    assert {**json.loads(line), "wall_s": None} == summary(BEFORE)
-    assert (RUNS / BEFORE.name / "completions.jsonl").read_bytes() == (BEFORE / "completions.jsonl").read_bytes()
+    own = {"name": folder.name, "config_hash": StoredRun(folder).run.config_hash}
+    assert {**json.loads(line), "wall_s": None} == summary(BEFORE) | own
+    assert (folder / "completions.jsonl").read_bytes() == (BEFORE / "completions.jsonl").read_bytes()

@@ -59,6 +59,7 @@ def calibration(layers: int = 3, heads: int = 2, tokens: int = 12, **facts: Any)
         "hub_id": None,
         "revision": None,
         "weights": "0123456789abcdef",
+        "files": {"config.json": "0123456789abcdef"},
         "shape": {"layers": layers, "heads": 8, "kv_heads": heads, "head_dim": 64},
         "dtype": "float32",
         "device": "cpu",

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import re
 import shutil
 import struct
@@ -397,18 +396,6 @@ def test_retries_of_the_hubs_client_are_not_logged(monkeypatch: pytest.MonkeyPat
     assert not caplog.records
 
 
-def test_code_that_comes_with_a_model_is_never_run(model_folder: MakeFolder, tmp_path: Path):
-    folder = copy(model_folder("qwen3"), tmp_path / "model")
-    traces = tmp_path / "it ran"
-    (folder / "own.py").write_text(
-        f"open({str(traces)!r}, 'w')\nfrom transformers import Qwen3Config as Own, Qwen3ForCausalLM as OwnModel\n"
-    )
-    auto_map = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.OwnModel"}
-    change_json(folder / "config.json", auto_map=auto_map, model_type="own-type")
-    refusal(folder)
-    assert not traces.exists()
-
-
 # End tokens.
 
 
@@ -694,30 +681,3 @@ def test_attention_of_another_kind_is_refused_with_its_layer(given: dict[str, ob
     attention = AttentionInterface()["vase"]
     with pytest.raises(ModelError, match=f"layer 1 of this model uses {next(iter(given))}, which the static cache"):
         attention(layer, heads, heads, heads, None, vase_step=Causal(), **given)
-
-
-def test_the_weights_digest_names_the_weights_of_a_folder(tmp_path: Path):
-    from vase_cli.models.describe import weights_digest
-
-    first, second, sharded = tmp_path / "first", tmp_path / "second", tmp_path / "sharded"
-    for folder, parts in ((first, [b"a" * 5000]), (second, [b"a" * 4999 + b"b"]), (sharded, [b"a" * 2500] * 2)):
-        folder.mkdir()
-        for number, part in enumerate(parts):
-            (folder / f"model-{number}.safetensors").write_bytes(part)
-    digests = {weights_digest(ModelEntry("tiny", path=folder)) for folder in (first, second, sharded)}
-    assert len(digests) == 3 and None not in digests
-    (first / "README.md").write_text("other files do not count")
-    assert weights_digest(ModelEntry("tiny", path=first)) in digests
-    assert weights_digest(ModelEntry("hub", hub_id="organization/model")) is None
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
-def test_the_weights_digest_opens_files_only(tmp_path: Path):
-    from vase_cli.models.describe import weights_digest
-
-    (tmp_path / "model.safetensors").write_bytes(b"a" * 100)
-    alone = weights_digest(ModelEntry("tiny", path=tmp_path))
-    os.mkfifo(tmp_path / "pipe.safetensors")
-    (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "folder.safetensors").mkdir()
-    assert weights_digest(ModelEntry("tiny", path=tmp_path)) == alone

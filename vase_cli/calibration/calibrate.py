@@ -25,7 +25,7 @@ from vase_cli.engine.factory import EngineFactory
 from vase_cli.engine.requests import Completion, FinishedRow
 from vase_cli.errors import ConfigError, ModelError, RunError, file_access
 from vase_cli.evaluation.evaluate import EvalTask, Job, Progress, describe_run, events
-from vase_cli.models.describe import weights_digest
+from vase_cli.models.identity import weights_digest
 from vase_cli.randomness import stream_key
 from vase_cli.runs.files import write_document, write_file
 from vase_cli.runs.folder import config_hash, lock_folder, now, run_name
@@ -44,19 +44,26 @@ class Calibration(NamedTuple):
 
 
 def calibrate(
-    factory: EngineFactory, task: EvalTask, *, root: Path, rule: FitRule, command: Sequence[str], progress: Progress
+    factory: EngineFactory,
+    task: EvalTask,
+    *,
+    root: Path,
+    rule: FitRule,
+    command: Sequence[str],
+    progress: Progress,
+    raw: bool = False,
 ) -> Calibration:
     """Generate one text for each problem, measure it, and fit thresholds.
 
     On Ctrl-C and on a VaseError all finished texts are kept whole; the same call goes on from there. Another rule, or
     the same call again, measures nothing anew. The factory's method is ``full``, ``root`` the folder of all
-    calibrations; ``task``, ``command`` and ``progress`` are as for :func:`vase_cli.evaluation.evaluate.evaluate`.
+    calibrations; the rest is as for :func:`vase_cli.evaluation.evaluate.evaluate`.
     """
     plan = factory.plan
     if plan.policy.evicts:
         raise ConfigError(f"method {plan.method} evicts: a model is measured with method full")
     task = dataclasses.replace(task, samples=1)
-    run = describe_run(plan, [task], command, raw=False)
+    run, job = describe_run(plan, [task], command, raw=raw), Job(factory, task, raw=raw)
     digest = config_hash({**run.config, "calibration": FORMAT})
     folder = root / run_name(plan.entry.name, task.task.name, config_hash=digest)
     if not folder.exists():
@@ -67,7 +74,7 @@ def calibrate(
     with lock_folder(folder):
         statistics = ValueStatistics(shape.layers, shape.kv_heads, plan.device.torch)
         state = CalibrationState(folder, statistics, digest)
-        _measure(factory, task, state, progress)
+        _measure(factory, job, state, progress)
         state.write_texts()
         calibration = _fit(factory, task, state, folder, rule)
         write_file(folder / NUMBERS_FILE, tensor_bytes(calibration.tensors))
@@ -85,15 +92,16 @@ def write_to_zoo(calibration: Calibration, entry: ModelEntry, folder: Path, *, b
     path, entry = entry_to_write(entry, folder, built_in=built_in)
     name = path.parent.resolve().name if path.name == "entry.yaml" else path.stem
     measured = {key: facts[key] for key in ("task", "tokens", "rule", "seed", "date")} | {"problems": facts["texts"]}
-    thresholds = write_thresholds(path.parent, name, calibration.tensors["thresholds"], entry, **measured)
+    of_commit = dataclasses.replace(entry, revision=facts["revision"])
+    thresholds = write_thresholds(path.parent, name, calibration.tensors["thresholds"], of_commit, **measured)
     length = facts["lengths"][facts["task"]]["mean"]
     write_entry(path, entry_text(entry, path, thresholds.name, (facts["task"], length)))
     return path, thresholds
 
 
-def _measure(factory: EngineFactory, task: EvalTask, state: CalibrationState, progress: Progress) -> None:
+def _measure(factory: EngineFactory, job: Job, state: CalibrationState, progress: Progress) -> None:
     """Generate the texts that are not finished yet, and measure each as it ends."""
-    plan, name, job = factory.plan, task.task.name, Job(factory, task)
+    plan, task, name = factory.plan, job.task, job.task.task.name
     planned, requests = len(job.requests), job.missing(set(state.finished))
     if not requests:
         progress.start(name, planned, planned)
@@ -192,13 +200,14 @@ def _fit(factory: EngineFactory, task: EvalTask, state: CalibrationState, folder
         "hub_id": entry.hub_id,
         "revision": entry.revision,
         "weights": weights_digest(entry),
+        "files": plan.files,
         "shape": dataclasses.asdict(plan.facts.shape),
         "dtype": plan.facts.dtype,
         "device": plan.device.name,
         "task": task.task.name,
         "problems": len(task.problems.problems),
         "tokens": statistics.tokens,
-        "sampling": dataclasses.asdict(plan.recipe.sampling),
+        "sampling": plan.recipe.sampling.recorded(),
         "seed": plan.recipe.seed,
         "date": now(),
         "vase_version": vase_cli.__version__,

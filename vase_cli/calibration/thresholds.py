@@ -12,7 +12,7 @@ from vase_cli.calibration.quantiles import TokenSample, quantiles
 from vase_cli.config.schema import ModelEntry
 from vase_cli.config.threshold_facts import SUFFIX, FitRule, ThresholdFacts, facts_text
 from vase_cli.errors import ConfigError, DataError, file_access
-from vase_cli.models.describe import weights_digest
+from vase_cli.models.identity import weights_digest
 from vase_cli.models.thresholds import TENSOR, numbers_digest
 from vase_cli.runs.files import write_file
 from vase_cli.tensor_files import tensor_bytes

@@ -53,12 +53,13 @@ def validate(
     data: Path | None,
     command: Sequence[str],
     progress: Progress,
+    raw: bool = False,
 ) -> list[FinishedRun]:
     """Run every variant on the same problems, and write validation.json.
 
     The runs are kept in the calibration's ``folder``, whole on a VaseError too, and go on where they stopped. The
     recipe has a budget, the entry the thresholds to try, which were fitted by ``rule``; ``beside`` is a factory of the
-    model. ``command`` and ``progress`` are as for :func:`vase_cli.evaluation.evaluate.evaluate`.
+    model. ``command``, ``progress`` and ``raw`` are as for :func:`vase_cli.evaluation.evaluate.evaluate`.
     """
     runs: list[FinishedRun] = []
     for number, variant in enumerate(_VARIANTS, 1):
@@ -66,7 +67,7 @@ def validate(
         progress.note(f"validation {number} of {len(_VARIANTS)}: {label}")
         factory = EngineFactory(plan_run(variant_recipe(recipe, *variant), entry), beside=beside)
         tasks = prepare(factory.plan, [task], data=data)
-        finished = evaluate(factory, tasks, root=folder / "runs", command=command, progress=progress)
+        finished = evaluate(factory, tasks, root=folder / "runs", command=command, progress=progress, raw=raw)
         runs.append(dataclasses.replace(finished, label=label))
     budget = finished.budgets[task.name]
     validation = {

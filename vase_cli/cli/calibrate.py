@@ -28,6 +28,7 @@ def calibrate(
     problems: Annotated[int, typer.Option(min=1, help="How many problems, one text each.")] = 64,
     rule: Annotated[str, typer.Option(help=_RULE_HELP)] = "quantile:0.95",
     validate: Annotated[bool, typer.Option("--validate", help=_VALIDATE_HELP)] = False,
+    raw: options.Raw = False,
     out: Annotated[Path, typer.Option(help="Folder of all calibrations.")] = Path("calibrations"),
     as_json: AsJson = False,
 ) -> None:
@@ -69,7 +70,9 @@ def calibrate(
     if validate:
         validation.check_validation(own, entry, named[0], data)
     with EvalProgress() as bar:
-        measured = calibration.calibrate(factory, eval_task, root=out, rule=fit_rule, command=sys.argv, progress=bar)
+        measured = calibration.calibrate(
+            factory, eval_task, root=out, rule=fit_rule, command=sys.argv, progress=bar, raw=raw
+        )
     entry_path, thresholds = calibration.write_to_zoo(measured, entry, destination, built_in=built_in)
     path, facts = measured.path, measured.facts
     tables = [calibration_table(facts, measured.tensors)]
@@ -77,8 +80,9 @@ def calibrate(
         calibrated = dataclasses.replace(entry, thresholds=str(thresholds))
         with EvalProgress() as bar:
             runs = validation.validate(
-                path, own, calibrated, factory, named[0], rule=facts["rule"], data=data, command=sys.argv, progress=bar
-            )
+                path, own, calibrated, factory, named[0], rule=facts["rule"], data=data, command=sys.argv,
+                progress=bar, raw=raw,
+            )  # fmt: skip
         tables += comparison_tables(runs)
     if as_json:
         print_json(facts)

@@ -30,6 +30,7 @@ def evaluate(
     data: Annotated[Path | None, typer.Option(help=_DATA_HELP)] = None,
     grader: Annotated[str | None, typer.Option(help=_GRADER_HELP)] = None,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help=_SKIP_HELP)] = False,
+    raw: options.Raw = False,
     out: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
     as_json: AsJson = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print what every key of the report means.")] = False,
@@ -68,7 +69,7 @@ def evaluate(
         for number, (factory, eval_tasks) in enumerate(zip(factories, prepared, strict=True), 1):
             if len(factories) > 1:
                 progress.note(f"run {number} of {len(factories)}: {factory.plan.method}")
-            runs.append(run_evaluation(factory, eval_tasks, root=out, command=sys.argv, progress=progress))
+            runs.append(run_evaluation(factory, eval_tasks, root=out, command=sys.argv, progress=progress, raw=raw))
             progress.note(f"run folder: {runs[-1].path}")
     if as_json or len(runs) == 1:
         for run in runs:

@@ -163,6 +163,9 @@ def with_overrides(*left_out: str) -> Callable[[Callable[..., None]], Callable[.
     return decorate
 
 
+Raw = Annotated[bool, typer.Option("--raw", help="Give prompts as they are, without the model's chat template.")]
+
+
 def listed(values: Sequence[str] | None) -> list[str]:
     """Values of an option, one by one or with commas between them; each once."""
     return list(dict.fromkeys(part.strip() for value in values or () for part in value.split(",")))

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from vase_cli.engine.plan import RunPlan
     from vase_cli.evaluation.evaluate import EvalTask
 
-_CHAT_HELP = "Through the chat template, or the prompt as it is; chat where there is one."
 _INPUT_HELP = "Prompts from a file: one a line, or JSONL with a field 'prompt'."
 
 
@@ -22,7 +21,7 @@ _INPUT_HELP = "Prompts from a file: one a line, or JSONL with a field 'prompt'."
 def run(
     overrides: options.Overrides,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; left out, it is read from stdin.")] = None,
-    chat: Annotated[bool | None, typer.Option("--chat/--raw", help=_CHAT_HELP)] = None,
+    raw: options.Raw = False,
     input_file: Annotated[Path | None, typer.Option("--input", help=_INPUT_HELP)] = None,
     out: Annotated[Path | None, typer.Option(help="Also store a run folder here, as `vase eval` does.")] = None,
     as_json: AsJson = False,
@@ -41,10 +40,6 @@ def run(
 
     factory = EngineFactory(plan_run(recipe, entry))
     task = _as_task(factory.plan, prompts, "command line" if input_file is None else str(input_file))
-    templated = factory.tokenizer.has_chat_template
-    if chat and not templated:
-        raise ConfigError(f"--chat: {entry.name} has no chat template; leave it out, the prompt is then given as it is")
-    raw = not (templated if chat is None else chat)
     ids = [f"{task.task.name}/{problem.id}/0" for problem in task.problems.problems]
     decode = factory.tokenizer.decode
     output: streaming.RunOutput

@@ -3,6 +3,7 @@
 Shapes: B rows (max_num_seqs), S cached tokens a row can hold (budget + W), W window (also the eviction interval).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from vase_cli.attention.base import AttentionBackend
 from vase_cli.config.budget import Budget, cut_at, resolve_budget
 from vase_cli.config.method_options import make_method
 from vase_cli.config.schema import ModelEntry, Recipe, SamplingParams
+from vase_cli.config.yaml import COMMAND_LINE
 from vase_cli.device import Device, resolve_device
 from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.requests import Request
@@ -18,6 +20,8 @@ from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
 from vase_cli.kernels.ops import TorchOps, select_ops
 from vase_cli.models.describe import ModelFacts, describe
+from vase_cli.models.generation_config import FILE, read_generation_config
+from vase_cli.models.identity import at_commit, model_files
 from vase_cli.models.random_weights import RandomWeights
 from vase_cli.models.thresholds import Thresholds, load_thresholds
 
@@ -110,7 +114,8 @@ class RunPlan:
     """What :func:`plan_run` resolves.
 
     Attributes:
-        recipe, entry: as they were given.
+        recipe: as it was given.
+        entry: as it was given, a hub model at the commit that is loaded.
         method: the method's name; the class's, where the policy was given.
         device: what the model runs on.
         ops: what computes cuts and draws on the device.
@@ -118,6 +123,7 @@ class RunPlan:
         policy: the method with its options; one that asks for thresholds, where the model has none, counts instead.
         thresholds: those of the model, where the method reads them.
         notes: one line for each thing the user should know.
+        files: what a model folder is made of, see :func:`model_files`; None for a hub model or random weights.
         random_weights: drawn in place of the model's own; None where those are read.
     """
 
@@ -131,6 +137,7 @@ class RunPlan:
     policy: EvictionPolicy
     thresholds: Thresholds | None
     notes: tuple[str, ...]
+    files: Mapping[str, str] | None
     random_weights: RandomWeights | None
 
     def limits(self, task: str | None, *, max_new_tokens: int | None, max_total_tokens: int) -> GenerationLimits:
@@ -187,22 +194,34 @@ def plan_run(
     if "__dataclass_fields__" not in vars(type(policy)):  # its fields are what is on record
         raise ConfigError(f"method {method}: write @dataclass(frozen=True, kw_only=True) above the class")
     device = Device(resolve_device(recipe.device))
+    given, entry = entry, at_commit(entry) if weights is None else entry
     facts = (describe if weights is None else weights.describe)(entry, recipe.dtype, device.torch)
+    notes = _check_generation_config(recipe, entry) if weights is None else ()
+    files = model_files(entry.path) if entry.path is not None and weights is None else None
     backend = _choose_backend(recipe.attention, facts, device)
     thresholds = None
-    notes: tuple[str, ...] = ()
     if policy.reads_thresholds:
-        thresholds = load_thresholds(entry, facts.shape) if weights is None else None
+        thresholds = load_thresholds(given, facts.shape, entry.revision) if weights is None else None
         if thresholds is None:
             counting: dict[str, Any] = {"outliers": "count"}
             if counting.keys() - vars(policy).keys():
                 raise ConfigError(f"method {method} needs thresholds; `vase calibrate` makes those of {entry.name}")
             policy = replace(policy, **counting)
             counted = f"{entry.name} has no thresholds, so outliers are told by their count"
-            notes = (f"warning: {method}: {counted}; `vase calibrate` makes thresholds",)
-    return RunPlan(
-        recipe, entry, method, device, select_ops(device.torch), facts, backend, policy, thresholds, notes, weights
-    )
+            notes += (f"warning: {method}: {counted}; `vase calibrate` makes thresholds",)
+    ops = select_ops(device.torch)
+    return RunPlan(recipe, entry, method, device, ops, facts, backend, policy, thresholds, notes, files, weights)
+
+
+def _check_generation_config(recipe: Recipe, entry: ModelEntry) -> tuple[str, ...]:
+    """Refuse what the model's file asks for and is not served; note a penalty that entry and recipe do not speak of."""
+    asked, key = read_generation_config(entry).get("repetition_penalty", 1), "sampling.repetition_penalty"
+    said = recipe.origins.get(key, "").startswith(("recipe", COMMAND_LINE))
+    said |= any(origin.endswith(".repetition_penalty") for origin in entry.origins)
+    if said or asked in (1, recipe.sampling.repetition_penalty):
+        return ()
+    problem = f"{entry.name}: {FILE} asks for a repetition_penalty of {asked}, which is not applied"
+    return (f"warning: {problem}; add --repetition-penalty {asked}, or write it into a zoo entry",)
 
 
 def _choose_backend(asked: str, facts: ModelFacts, device: Device) -> AttentionBackend:

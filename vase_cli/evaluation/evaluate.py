@@ -17,10 +17,10 @@ from vase_cli.engine.plan import GenerationLimits, RunPlan
 from vase_cli.engine.requests import Completion, Event, NewToken, NewTokens, Notice, Request
 from vase_cli.errors import ConfigError, DataError
 from vase_cli.evaluation.comparison import FinishedRun
+from vase_cli.evaluation.earlier_runs import why_anew
 from vase_cli.evaluation.regrade import graded
 from vase_cli.evaluation.repetition import has_garbage_tail, has_repetition
 from vase_cli.evaluation.writer import RunWriter
-from vase_cli.models.describe import weights_digest
 from vase_cli.runs.environment import environment
 from vase_cli.runs.folder import RUN_FILE, RunFolder, config_hash, now, read_sessions, run_name
 from vase_cli.runs.schema import FORMAT, Run, RunTask, Sample
@@ -125,10 +125,11 @@ def evaluate(
     jobs = [Job(factory, task, raw=raw) for task in tasks]
     needed = [(job.task.limits, job.longest) for job in jobs]
     memory = factory.memory(needed, sum(len(job.requests) for job in jobs), _max_num_seqs(plan, path))
+    anew = () if root is None or (root / run.name).exists() else why_anew(root, run)
     if path is None or not path.exists():
         factory.load()  # weights that cannot be loaded leave no folder behind
     with contextlib.nullcontext() if path is None else RunFolder(path, run) as folder:
-        for line in (*plan.notes, *_budget_lines(tasks), *(folder.notes if folder else ()), memory.message()):
+        for line in (*plan.notes, *_budget_lines(tasks), *anew, *(folder.notes if folder else ()), memory.message()):
             progress.note(line)
         writer = RunWriter(plan, run, folder, memory.max_num_seqs)
         missing = [len(job.missing(writer.samples)) for job in jobs]
@@ -155,7 +156,7 @@ def describe_run(plan: RunPlan, tasks: Sequence[EvalTask], command: Sequence[str
     config = {
         "model": plan.entry.hub_id or plan.entry.name,
         "revision": plan.entry.revision,
-        "weights": weights_digest(plan.entry),
+        **({"weights": None} if plan.files is None else {"files": plan.files}),
         "dtype": plan.facts.dtype,
         "attention": plan.backend.name,
         "device": plan.device.type,
@@ -164,7 +165,7 @@ def describe_run(plan: RunPlan, tasks: Sequence[EvalTask], command: Sequence[str
         "method": plan.method,
         "method_options": dataclasses.asdict(plan.policy),
         "window": recipe.window,
-        "sampling": dataclasses.asdict(recipe.sampling),
+        "sampling": recipe.sampling.recorded(),
         "seed": recipe.seed,
         "think": recipe.think,
         "system_prompt": recipe.system_prompt,

@@ -4,19 +4,16 @@ Shapes: V vocabulary.
 """
 
 import contextlib
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from vase_cli.config.schema import ModelEntry, ModelShape
 from vase_cli.errors import ModelError, first_line, quiet_log
 
-_DIGEST_BYTES = 2**20
 _MOST_LAYERS = 1000  # more would take minutes to lay out, and are a fault of the config
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -41,29 +38,15 @@ class ModelFacts:
         return DTYPES[self.dtype]
 
 
-def weights_digest(entry: ModelEntry) -> str | None:
-    """Name the weights of a model folder, so that retrained weights are another run; None for the hub's.
-
-    BLAKE2 of each safetensors file's name, size, and first and last mebibyte: gigabytes are not read for it.
-    """
-    if entry.path is None:
-        return None
-    digest = hashlib.blake2b(digest_size=8)
-    weights = set(entry.path.glob("*.safetensors")) - set(entry.path.glob("*.thresholds.safetensors"))
-    for path in sorted(filter(Path.is_file, weights)):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(_DIGEST_BYTES))
-            file.seek(max(0, size - _DIGEST_BYTES))
-            digest.update(file.read())
-    return digest.hexdigest()
-
-
 def read_config(entry: ModelEntry) -> PreTrainedConfig:
     """The config of a model folder or hub id; ModelError in one line as in :func:`describe`."""
     if entry.path is not None and not (entry.path / "config.json").is_file():
         raise ModelError(f"{entry.path}: no config.json there; give a model folder, a hub id or a zoo name")
+    with quiet(), loading_errors(entry):
+        written, _ = PreTrainedConfig.get_config_dict(location(entry), revision=entry.revision)
+    if "auto_map" in written and (kind := str(written.get("model_type"))) not in CONFIG_MAPPING:
+        problem = f"model type '{kind}' needs code that comes with the model, which is never run"
+        raise ModelError(f"{location(entry)}: {problem}: take a model of a type that transformers has")
     with quiet(), loading_errors(entry):
         return AutoConfig.from_pretrained(location(entry), revision=entry.revision, trust_remote_code=False)
 

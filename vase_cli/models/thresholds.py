@@ -13,7 +13,7 @@ from torch import Tensor
 from vase_cli.config.schema import ModelEntry, ModelShape
 from vase_cli.config.threshold_facts import ThresholdFacts, read_facts
 from vase_cli.errors import ConfigError, DataError
-from vase_cli.models.describe import weights_digest
+from vase_cli.models.identity import weights_digest
 from vase_cli.tensor_files import load_tensors, require_tensor
 
 TENSOR = "thresholds"
@@ -28,8 +28,11 @@ class Thresholds:
     facts: ThresholdFacts
 
 
-def load_thresholds(entry: ModelEntry, shape: ModelShape) -> Thresholds | None:
+def load_thresholds(entry: ModelEntry, shape: ModelShape, commit: str | None = None) -> Thresholds | None:
     """The thresholds that a zoo entry names, checked against the model's config; None where it names none.
+
+    ``commit`` is what the entry's revision stands for. Thresholds say either; those of a model that is not pinned may
+    say none.
 
     ConfigError if they are of another model, revision, weights or shape, or the facts break a rule; DataError if the
     numbers are missing, cut, or not those that the facts speak of.
@@ -43,12 +46,12 @@ def load_thresholds(entry: ModelEntry, shape: ModelShape) -> Thresholds | None:
         "layers": shape.layers,
         "kv_heads": shape.kv_heads,
         "model": entry.hub_id or facts.model,
-        "revision": entry.revision,
+        "revision": commit or entry.revision,
         "weights": weights_digest(entry),
     }
     for key, value in expected.items():
         found = getattr(facts, key)
-        if found != value:
+        if found != value and (key != "revision" or found != entry.revision):
             where = f"{path}:{facts.lines[key]}" if key in facts.lines else str(path)
             problem = f"thresholds of {found or 'none'}, the model has {value or 'none'}"
             raise ConfigError(f"{where}: {key}: {problem}; {again}")
