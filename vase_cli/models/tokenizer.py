@@ -58,10 +58,8 @@ class ChatTokenizer:
     def encode_chat(self, chat: str | Sequence[Message], *, system: str | None, think: bool) -> Prompt:
         """A user message, or the messages of a chat, through the chat template; ``system`` is put first if given.
 
-        ModelError if there is no chat template, or it refuses the messages.
+        ModelError if the template refuses the messages, or there is none.
         """
-        if not self.has_chat_template:
-            raise ModelError("this model's tokenizer has no chat template: use --raw to give the prompt as it is")
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages += [{"role": "user", "content": chat}] if isinstance(chat, str) else map(dict, chat)
         try:
