@@ -9,6 +9,9 @@ import pytest
 from helpers.cli_examples import SMALL, Shell, open_shell, problem_rows, write_rows
 from safetensors.torch import load_file, save_file
 
+from vase_cli.evaluation.earlier_runs import why_anew
+from vase_cli.runs.schema import Run
+
 RUNS = Path("runs")
 
 
@@ -104,3 +107,22 @@ def test_of_several_runs_the_newest_is_named(vase: Shell, model: Path) -> None:
     assert evaluate(vase, model)[1] == [
         f"a new run: config.json, tokenizer.json of the model have changed since {first}"
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({"revision": None}, "2" * 40, "runs/a-00000000 is of a commit that it does not name of the model"),
+        ({"revision": "1" * 40}, "2" * 40, f"runs/a-00000000 is of revision {'1' * 40} of the model"),
+        ({"revision": "2" * 40}, "2" * 40, None),
+    ],
+)
+def test_another_commit_of_a_hub_model_is_said(
+    vase: Shell, before: dict[str, object], now: str, said: str | None
+) -> None:
+    config = {"model": "me/tiny", "weights": None, "seed": 0}
+    (folder := RUNS / "a-00000000").mkdir(parents=True)
+    stored = {"config": config | before, "started_at": "2026-01-01"}
+    (folder / "run.json").write_text(json.dumps(stored))
+    run = Run.model_construct(name="a-11111111", config=config | {"revision": now})
+    assert why_anew(RUNS, run) == ([] if said is None else [f"a new run: {said}"])

@@ -281,13 +281,13 @@ def test_a_finished_run_is_read_again_without_the_model(
     assert "mine: 6 of 6 samples are stored already" in second.err
 
 
-@pytest.mark.parametrize("torn", [False, True])
-def test_only_what_is_missing_is_computed_again(vase: Shell, model: Path, torn: bool) -> None:
-    vase(*mine(model, "--samples", 2)).lines()
+@pytest.mark.parametrize(("torn", "more"), [(False, ()), (True, ()), (False, ("--repetition-penalty", 1.3))])
+def test_only_what_is_missing_is_computed_again(vase: Shell, model: Path, torn: bool, more: tuple[object, ...]) -> None:
+    vase(*mine(model, "--samples", 2, *more)).lines()
     folder = only_run(RUNS)
     whole = read_jsonl(folder / "completions.jsonl")
     cut_off(folder, 5, torn=torn)
-    outcome = vase(*mine(model, "--samples", 2))
+    outcome = vase(*mine(model, "--samples", 2, *more))
     outcome.lines()
     assert "mine: 5 of 12 samples are stored already" in outcome.err
     assert ("ended in a cut line (40 bytes), which is left out" in outcome.err) == torn

@@ -530,7 +530,7 @@ def test_a_template_that_is_broken_is_one_line(template: str, tmp_path: Path):
 def test_a_tokenizer_without_template_serves_raw_prompts_only(tmp_path: Path):
     tokenizer = chat_tokenizer(tmp_path, None)
     assert not tokenizer.has_chat_template
-    with pytest.raises(ModelError, match="the model's chat template refused the messages: .+"):
+    with pytest.raises(ModelError, match=r"^the model's chat template refused the messages: "):
         tokenizer.encode_chat("1+1?", system=None, think=True)
     assert tokenizer.decode(tokenizer.encode_text("1+1?").token_ids) == "1+1?"
 

@@ -43,8 +43,8 @@ def _settings(config: dict[str, Any]) -> str:
 def _difference(before: dict[str, Any], now: dict[str, Any], folder: str) -> str:
     files, files_before = now.get("files"), before.get("files")
     if files is None:
-        commit = before.get("revision")
-        return f"{folder} is of {f'commit {commit}' if commit else 'a commit that it does not name'} of the model"
+        revision = before.get("revision")
+        return f"{folder} is of {f'revision {revision}' if revision else 'a commit that it does not name'} of the model"
     if not isinstance(files_before, dict):
         return f"{folder} does not say which files of the model it was made of"
     changed = sorted(name for name in files | files_before if files.get(name) != files_before.get(name))
