@@ -12,6 +12,7 @@ from vase_cli.cli.output import AsJson, echo, print_json, print_tables
 from vase_cli.config.catalog import BUILT_IN, user_folder
 from vase_cli.errors import ConfigError, RunError, file_access
 
+_TASK = "gsm8k"
 _TASK_HELP = "Whose problems are solved; gsm8k, or the recipe's if it has one only."
 _RULE_HELP = (
     "Where each head's threshold is: quantile:0.95, the value range that 95% of the tokens stay within; "
@@ -34,7 +35,8 @@ def calibrate(
     """Measure a model's value states, and fit the thresholds above which a token is an outlier.
 
     Problems are solved with the full cache. The figures, a page and the thresholds go into a folder, and the
-    thresholds into the model's zoo entry, in your own folder. The same command again goes on where it stopped.
+    thresholds into the model's zoo entry, in your own folder. Without a recipe or model it takes the best recipe that
+    fits the device, and says which. The same command again goes on where it stopped.
     """
     from vase_cli.config.threshold_facts import entry_to_write, parse_rule
     from vase_cli.tasks.base import resolve_tasks
@@ -43,9 +45,9 @@ def calibrate(
     if unused and not validate:
         raise ConfigError(f"{' and '.join(unused)} without --validate: only its runs evict; add it, or leave them out")
     fit_rule = parse_rule(rule)
-    overrides = overrides.with_recipe()
+    overrides = overrides.with_recipe([task or _TASK], or_own=task is None)
     own, entry = overrides.resolve(overrides.changes(limit=problems))
-    name = task or (own.tasks[0] if len(own.tasks) == 1 else "gsm8k")
+    name = task or (own.tasks[0] if len(own.tasks) == 1 else _TASK)
     named = resolve_tasks([name])
     if len(named) != 1:
         members = ", ".join(member.name for member in named)
