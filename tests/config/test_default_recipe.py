@@ -200,7 +200,7 @@ def test_a_users_own_recipes_and_entries_count(machine: Machine) -> None:
     assert machine.choose("gsm8k").recipe == "mine"
     assert machine.choose("aime25").why.startswith("the only recipe made for aime25 that fits")
     (folder / "model.safetensors").unlink()
-    assert machine.choose("aime25").recipe == "qwen3-0.6b", "a folder without weights is no model"
+    assert machine.has(H200, online=True).choose("aime25").recipe == "qwen3-32b", "a folder without weights is no model"
 
 
 def test_a_model_that_thinks_comes_before_a_larger_one_that_does_not(machine: Machine) -> None:
