@@ -280,7 +280,7 @@ def words_of(*folders: str) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
 def test_every_path_it_names_exists(document: Path) -> None:
-    stored = {"run.json", "completions.jsonl", "sessions.jsonl", "summary.json"}  # in a run's folder
+    stored = {"run.json", "completions.jsonl", "grades.jsonl", "sessions.jsonl", "summary.json"}  # in a run's folder
     paths = {
         name for name in quoted(document)
         if re.fullmatch(r"[\w./-]+", name) and ("/" in name or name.endswith(_SUFFIXES)) and name not in stored

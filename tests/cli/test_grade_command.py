@@ -19,7 +19,7 @@ from helpers.cli_examples import (
     read_jsonl,
     write_rows,
 )
-from helpers.run_examples import a_run, a_sample, a_task, open_run
+from helpers.run_examples import a_run, a_sample, a_task, open_run, store
 
 from vase_cli.runs.folder import RunFolder
 from vase_cli.runs.schema import Sample
@@ -36,8 +36,7 @@ def stored_run(*samples: Sample) -> Path:
     """A run folder with these records; tasks gsm8k (number, last_number) and aime (integer)."""
     run = a_run(a_task(problems=4, samples=1), a_task("aime", problems=1, samples=1, grader="integer", fallbacks=[]))
     with open_run(RUNS, run) as folder:
-        for sample in samples:
-            folder.append(sample)
+        store(folder, *samples)
     return folder.path
 
 
@@ -52,33 +51,34 @@ WRONGLY_GRADED = [
 
 def test_changed_grades_keep_the_old_ones_beside(vase: Shell) -> None:
     folder = stored_run(*WRONGLY_GRADED)
-    before = (folder / "completions.jsonl").read_bytes()
+    texts, before = (folder / "completions.jsonl").read_bytes(), (folder / "grades.jsonl").read_bytes()
     outcome = vase("grade", folder, "--json")
     (line,) = outcome.lines()
-    assert outcome.err.splitlines() == [f"3 grades changed; the old ones are in {folder / 'completions.jsonl.1'}"]
-    assert (folder / "completions.jsonl.1").read_bytes() == before
-    records = read_jsonl(folder / "completions.jsonl")
-    assert [(record["grade"], record["extracted"], record["rule"]) for record in records] == [
-        ("correct", "5", "boxed"),
-        ("wrong", "6", "boxed"),
-        ("correct", "5", "last_number"),
-        ("error", None, ""),
-        ("no_answer", None, ""),
+    assert outcome.err.splitlines() == [f"3 grades changed; the old ones are in {folder / 'grades.jsonl.1'}"]
+    assert (folder / "grades.jsonl.1").read_bytes() == before
+    assert (folder / "completions.jsonl").read_bytes() == texts
+    records = read_jsonl(folder / "grades.jsonl")
+    assert [(record["grade"], record["extracted"], record["rule"], record["published"]) for record in records] == [
+        ("correct", "5", "boxed", "correct"),
+        ("wrong", "6", "boxed", "wrong"),
+        ("correct", "5", "last_number", "no_answer"),
+        ("error", None, "", "error"),
+        ("no_answer", None, "", "correct"),
     ]
-    kept = ("id", "text", "gold", "seed", "completion_tokens", "latency_s", "finish_reason")
-    assert [[new[key] for key in kept] for new in records] == [
-        [getattr(old, key) for key in kept] for old in WRONGLY_GRADED
-    ]
-    assert records[3]["error"] == "layer 3 is not finite"
+    assert [record["id"] for record in records] == [sample.id for sample in WRONGLY_GRADED]
     summary = json.loads(line)
     assert summary == json.loads((folder / "summary.json").read_text())
-    assert summary["tasks"]["gsm8k"]["accuracy"] == 0.5
-    assert summary["tasks"]["gsm8k"]["fallback_rules"] == {"last_number": 1}
+    gsm8k, aime = summary["tasks"]["gsm8k"], summary["tasks"]["aime"]
+    assert (gsm8k["accuracy"], gsm8k["published_accuracy"], gsm8k["verdicts_differ"]) == (0.5, 0.25, 1)
+    assert (aime["accuracy"], aime["published_accuracy"], aime["verdicts_differ"]) == (0.0, 1.0, 1)
+    assert gsm8k["fallback_rules"] == {"last_number": 1}
 
     again = vase("grade", folder)
     assert again.err.splitlines() == ["0 grades changed"]
     assert re.search(r"^gsm8k +50\.0% ± 28\.9 ", again.out, re.MULTILINE)
-    assert not (folder / "completions.jsonl.2").exists()
+    published = "graded as published, by the last box anywhere, the thought included"
+    assert f"aime: {published}: 100.0%, 1 sample otherwise" in again.lines()
+    assert not (folder / "grades.jsonl.2").exists()
 
 
 def test_no_model_is_needed(vase: Shell, model_folder: Callable[..., Path], tmp_path: Path) -> None:
@@ -121,16 +121,16 @@ def test_what_is_not_a_graded_run_is_refused(vase: Shell, model_folder: Callable
 
 def test_a_folder_in_use_is_refused_and_untouched(vase: Shell) -> None:
     folder = stored_run(*WRONGLY_GRADED)
-    before = (folder / "completions.jsonl").read_bytes()
+    before = (folder / "grades.jsonl").read_bytes()
     with RunFolder(folder):
         assert "is in use by process" in vase.refused("grade", folder)
-    assert (folder / "completions.jsonl").read_bytes() == before
+    assert (folder / "grades.jsonl").read_bytes() == before
 
 
 def test_a_grader_that_is_gone_is_refused(vase: Shell) -> None:
     run = a_run(a_task(grader="chemistry"))
     with open_run(RUNS, run) as folder:
-        folder.append(a_sample())
+        store(folder, a_sample())
     assert "no grader 'chemistry'" in vase.refused("grade", folder.path)
 
 

@@ -37,7 +37,8 @@ def test_a_line_now_and_then_where_there_is_no_terminal(clock: list[float], caps
             clock[0] = 100.0 + second
             shown.tokens([()] * 50)
             if second in (3, 5, 7, 9):
-                shown.sample(a_sample(grade=GRADES.pop()))
+                shown.sample(graded := a_sample(grade=GRADES.pop()))
+                shown.grade(graded)
         first, second_line = lines(capsys)
     assert first == "gsm8k: 6 of 10 samples, 50% right so far, 50 tokens/s"
     assert second_line.startswith("gsm8k: 6 of 10 samples, 50% right so far, ")
@@ -47,7 +48,8 @@ def test_a_line_now_and_then_where_there_is_no_terminal(clock: list[float], caps
 def test_an_interruption_says_what_is_stored(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), EvalProgress() as shown:
         shown.start("gsm8k", 0, 10)
-        shown.sample(a_sample(grade="wrong"))
+        shown.sample(graded := a_sample(grade="wrong"))
+        shown.grade(graded)
         raise KeyboardInterrupt
     assert lines(capsys) == ["stopped at 1 of 10 samples of gsm8k, all stored; the same command goes on from there"]
     with pytest.raises(KeyboardInterrupt), EvalProgress():
@@ -61,7 +63,8 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         shown.start("gsm8k", 3, 8)
         for grade in ("correct", "wrong"):
             shown.tokens([()] * 5)
-            shown.sample(a_sample(grade=grade))
+            shown.sample(graded := a_sample(grade=grade))
+            shown.grade(graded)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written[0])
     assert "a note with [brackets]" in text
     assert "gsm8k: 3 of 8 samples are stored already" in text

@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.cli_examples import SMALL, Shell, only_run, open_shell, poisoned, problem_rows, read_jsonl, write_rows
+from helpers.cli_examples import (
+    SMALL,
+    Shell,
+    only_run,
+    open_shell,
+    poisoned,
+    problem_rows,
+    read_jsonl,
+    read_samples,
+    write_rows,
+)
 
 from vase_cli.engine import factory
 from vase_cli.engine.decoding import DecodeLoop
@@ -19,7 +29,19 @@ from vase_cli.evaluation.summary_table import summary_table
 from vase_cli.models.compiled import CompiledForward
 from vase_cli.models.tokenizer import ChatTokenizer
 from vase_cli.runs.folder import RunFolder
-from vase_cli.runs.schema import SCHEMA, Metrics, Record, Run, RunTask, Sample, Session, Summary, described
+from vase_cli.runs.schema import (
+    SCHEMA,
+    Metrics,
+    Record,
+    Run,
+    RunTask,
+    Sample,
+    SampleGrade,
+    SampleText,
+    Session,
+    Summary,
+    described,
+)
 
 RUNS = Path("runs")
 
@@ -59,7 +81,7 @@ def document(folder: Path, name: str) -> Any:
 
 def without_timing(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Records sorted by id, less what differs between two runs of the same tokens."""
-    timing = {key["name"] for key in described(Sample) if key["timing"]}
+    timing = {key["name"] for key in described(SampleText) if key["timing"]}
     assert timing == {"latency_s"}
     kept = [{name: value for name, value in record.items() if name not in timing} for record in records]
     return sorted(kept, key=lambda record: record["id"])
@@ -77,7 +99,7 @@ def test_every_file_has_exactly_the_keys_of_the_schema(vase: Shell, model: Path)
     vase(*mine(model)).lines()
     folder = only_run(RUNS)
     assert sorted(path.name for path in folder.iterdir()) == sorted(
-        [".lock", "run.json", "completions.jsonl", "sessions.jsonl", "summary.json"]
+        [".lock", "run.json", "completions.jsonl", "grades.jsonl", "sessions.jsonl", "summary.json"]
     )
     run, summary = document(folder, "run.json"), document(folder, "summary.json")
     require(Run, run)
@@ -86,7 +108,11 @@ def test_every_file_has_exactly_the_keys_of_the_schema(vase: Shell, model: Path)
     records, (session,) = read_jsonl(folder / "completions.jsonl"), read_jsonl(folder / "sessions.jsonl")
     assert len(records) == 6
     for record in records:
-        require(Sample, record)
+        require(SampleText, record)
+    grades = read_jsonl(folder / "grades.jsonl")
+    assert {grade["id"] for grade in grades} == {record["id"] for record in records}
+    for grade in grades:
+        require(SampleGrade, grade)
     require(Session, session)
     require(Summary, summary)
     for metrics in (summary["overall"], *summary["tasks"].values()):
@@ -128,7 +154,7 @@ def test_a_compilation_that_fails_is_said(vase: Shell, model: Path, monkeypatch:
 def test_a_record_says_what_happened(vase: Shell, model: Path) -> None:
     vase(*mine(model, "--samples", 2, "--seed", 5)).lines()
     rows = {row["id"]: row for row in problem_rows(6)}
-    records = read_jsonl(only_run(RUNS) / "completions.jsonl")
+    records = read_samples(only_run(RUNS))
     assert {record["id"] for record in records} == {f"mine/{name}/{sample}" for name in rows for sample in (0, 1)}
     for record in records:
         row = rows[record["problem_id"]]
@@ -156,7 +182,7 @@ def test_accuracy_and_its_error_by_hand(vase: Shell, model: Path) -> None:
     summary = json.loads(line)
     folder = only_run(RUNS)
     assert summary == document(folder, "summary.json")
-    records = read_jsonl(folder / "completions.jsonl")
+    records = read_samples(folder)
     assert {record["grade"] for record in records} == {"correct", "wrong", "no_answer"}
     for record in records:
         _, _, rest = record["text"].rpartition("</think>")
@@ -392,13 +418,13 @@ def test_states_that_are_not_finite_fail_one_sample_and_no_other(
     write_rows(Path("mine.jsonl"), rows)
     greedy = ("--temperature", "0", "--max-new-tokens", "6")
     vase(*mine(model, *greedy, "--out", "clean")).lines()
-    clean = {record["id"]: record for record in read_jsonl(only_run(Path("clean")) / "completions.jsonl")}
+    clean = {record["id"]: record for record in read_samples(only_run(Path("clean")))}
     assert not any("~" in record["text"] for record in clean.values())
 
     outcome = vase(*mine(poisoned(model, tmp_path / "poisoned", "~"), *greedy))
     assert "mine: 25.0% of the samples failed; see their 'error'" in outcome.lines()
     folder = only_run(RUNS)
-    records = {record["id"]: record for record in read_jsonl(folder / "completions.jsonl")}
+    records = {record["id"]: record for record in read_samples(folder)}
     failed = records.pop("mine/p2/0")
     assert (failed["finish_reason"], failed["grade"], failed["extracted"]) == ("error", "error", None)
     assert re.match(r"mine/p2/0: keys or values of layer 0 are not finite after \d+ tokens of text", failed["error"])

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cli_examples import clean_environment, only_run, problem_rows, read_jsonl, write_rows
+from helpers.cli_examples import clean_environment, only_run, problem_rows, read_jsonl, read_samples, write_rows
 
-from vase_cli.runs.schema import Sample, described
+from vase_cli.runs.schema import SampleText, described
 
 SAMPLES = 60
 
@@ -38,6 +38,22 @@ for line in sys.stdin:
 """
 
 
+# Slower than the model, so that texts wait for their grades.
+SLOW = """
+import time
+from vase_cli.graders.number import NumberGrader
+class Slow(NumberGrader):
+    name = "slow"
+    def grade_both(self, *args, **options):
+        time.sleep(0.1)
+        return super().grade_both(*args, **options)
+class Stuck(NumberGrader):
+    name = "stuck"
+    def grade_both(self, *args, **options):
+        time.sleep(1000)
+"""
+
+
 class Starter:
     """Starts ``vase`` processes in the working folder."""
 
@@ -47,7 +63,7 @@ class Starter:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=clean_environment(Path.cwd()),
+            env={**clean_environment(Path.cwd()), "PYTHONPATH": str(Path.cwd())},
         )
 
     def start(self, *arguments: object) -> int:
@@ -74,6 +90,11 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("kills"))
         write_rows(Path("mine.jsonl"), problem_rows(SAMPLES // 4))
+        package = Path("slow-1.0.dist-info")
+        package.mkdir()
+        (package / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")
+        (package / "entry_points.txt").write_text("[vase.graders]\nslow = slow:Slow\nstuck = slow:Stuck\n")
+        Path("slow.py").write_text(SLOW)
         started = Starter()
         yield started
         started.close()
@@ -89,9 +110,9 @@ def evaluation(model_folder: Callable[..., Path]) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def stored(out: str) -> list[bytes]:
-    """The whole lines of the only run's completions."""
-    for path in Path(out).glob("*/completions.jsonl"):
+def stored(out: str, file: str = "completions.jsonl") -> list[bytes]:
+    """The whole lines of the only run's file."""
+    for path in Path(out).glob(f"*/{file}"):
         return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     return []
 
@@ -104,8 +125,8 @@ def wait_until(reached: Callable[[], bool]) -> None:
 
 
 def without_timing(out: str) -> list[dict[str, Any]]:
-    timing = {key["name"] for key in described(Sample) if key["timing"]}
-    records = read_jsonl(only_run(Path(out)) / "completions.jsonl")
+    timing = {key["name"] for key in described(SampleText) if key["timing"]}
+    records = read_samples(only_run(Path(out)))
     assert timing and len(records) == SAMPLES
     return sorted(
         ({name: value for name, value in record.items() if name not in timing} for record in records),
@@ -165,25 +186,73 @@ def test_a_second_process_is_refused_while_the_first_runs(
     assert without_timing("shared") == undisturbed
 
 
-def test_ctrl_c_stores_what_is_finished_and_the_same_command_goes_on(
-    starter: Starter, evaluation: tuple[object, ...], undisturbed: list[dict[str, Any]]
+@pytest.mark.parametrize(
+    ("number", "exit_code", "last"),
+    [
+        (signal.SIGINT, 130, "vase: interrupted"),
+        (signal.SIGTERM, 143, "vase: stopped by SIGTERM"),
+        (signal.SIGHUP, 129, "vase: stopped by SIGHUP"),
+    ],
+)
+def test_a_signal_stores_what_is_finished_and_the_same_command_goes_on(
+    starter: Starter,
+    evaluation: tuple[object, ...],
+    undisturbed: list[dict[str, Any]],
+    number: signal.Signals,
+    exit_code: int,
+    last: str,
 ) -> None:
-    pid = starter.start(*evaluation, "--out", "stopped")
-    wait_until(lambda: len(stored("stopped")) > 4)
-    os.kill(pid, signal.SIGINT)
+    out_folder = f"stopped-{number.name}"
+    pid = starter.start(*evaluation, "--out", out_folder)
+    wait_until(lambda: len(stored(out_folder)) > 4)
+    os.kill(pid, number)
     code, out, err = starter.wait(pid)
-    assert (code, out) == (130, "")
+    assert (code, out) == (exit_code, "")
     assert "Traceback" not in err
-    held = len(stored("stopped"))
+    held = len(stored(out_folder))
     assert 4 < held < SAMPLES
     assert err.splitlines()[-2:] == [
         f"stopped at {held} of {SAMPLES} samples of mine, all stored; the same command goes on from there",
-        "vase: interrupted",
+        last,
     ]
-    folder = only_run(Path("stopped"))
+    folder = only_run(Path(out_folder))
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["complete"], summary["samples"], summary["planned_samples"]) == (False, held, SAMPLES)
     assert [session["closed"] for session in read_jsonl(folder / "sessions.jsonl")] == [True]
-    code, _, err = starter.wait(starter.start(*evaluation, "--out", "stopped"))
+    code, _, err = starter.wait(starter.start(*evaluation, "--out", out_folder))
     assert code == 0 and f"mine: {held} of {SAMPLES} samples are stored already" in err
-    assert without_timing("stopped") == undisturbed
+    assert without_timing(out_folder) == undisturbed
+
+
+def with_grader(evaluation: tuple[object, ...], name: str) -> tuple[object, ...]:
+    return tuple(name if argument == "number" else argument for argument in evaluation)
+
+
+def test_texts_that_wait_for_their_grades_survive_kills(
+    starter: Starter, evaluation: tuple[object, ...], undisturbed: list[dict[str, Any]]
+) -> None:
+    command = (*with_grader(evaluation, "slow"), "--out", "graded-late")
+    waiting = []
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        pid = starter.start(*command)
+        held = len(stored("graded-late", "grades.jsonl"))
+        wait_until(lambda held=held: len(stored("graded-late", "grades.jsonl")) > held + 1)  # type: ignore[misc]
+        os.kill(pid, number)
+        assert starter.wait(pid)[0] in (-number, 128 + number)
+        waiting.append(len(stored("graded-late")) - len(stored("graded-late", "grades.jsonl")))
+    assert max(waiting) > 0, waiting
+    code, _, err = starter.wait(starter.start(*command))
+    assert code == 0, err
+    assert without_timing("graded-late") == undisturbed
+    assert json.loads((only_run(Path("graded-late")) / "summary.json").read_text())["complete"]
+
+
+def test_ctrl_c_does_not_wait_for_a_grader(starter: Starter, evaluation: tuple[object, ...]) -> None:
+    pid = starter.start(*with_grader(evaluation, "stuck"), "--out", "stuck")
+    wait_until(lambda: len(stored("stuck")) == SAMPLES)
+    os.kill(pid, signal.SIGINT)
+    code, _, err = starter.wait(pid)  # the grader would sleep for 60 s, its limit
+    assert (code, err.splitlines()[-1]) == (130, "vase: interrupted")
+    summary = json.loads((only_run(Path("stuck")) / "summary.json").read_text())
+    assert (summary["samples"], summary["overall"]["ungraded"], summary["complete"]) == (SAMPLES, SAMPLES, False)
+    assert summary["overall"]["accuracy"] is None

@@ -9,7 +9,7 @@ import pytest
 from helpers.cli_examples import Shell, only_run, open_shell, read_jsonl
 
 from vase_cli.runs.folder import StoredRun, config_hash
-from vase_cli.runs.schema import Sample, described
+from vase_cli.runs.schema import SampleText, described
 
 (BEFORE,) = (Path(__file__).parents[1] / "data" / "runs_before").iterdir()
 RUNS = Path("runs")
@@ -28,7 +28,7 @@ def vase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def without_timing(folder: Path) -> dict[str, dict[str, Any]]:
-    timing = {entry["name"] for entry in described(Sample) if entry["timing"]}
+    timing = {entry["name"] for entry in described(SampleText) if entry["timing"]}
     records = read_jsonl(folder / "completions.jsonl")
     return {record["id"]: {key: record[key] for key in record if key not in timing} for record in records}
 
@@ -44,9 +44,10 @@ def test_every_file_reads_as_it_was_written() -> None:
     run = json.loads((BEFORE / "run.json").read_text())
     assert stored.run.model_dump() == run
     assert config_hash(stored.run.config) == run["config_hash"] == stored.run.config_hash
-    for records, name in ((stored.samples.values(), "completions.jsonl"), (stored.sessions, "sessions.jsonl")):
-        lines = [json.dumps(dict(record), ensure_ascii=False) + "\n" for record in records]
-        assert "".join(lines) == (BEFORE / name).read_text(encoding="utf-8")
+    assert [dict(session) for session in stored.sessions] == read_jsonl(BEFORE / "sessions.jsonl")
+    for sample, line in zip(stored.samples.values(), read_jsonl(BEFORE / "completions.jsonl"), strict=True):
+        assert {name: getattr(sample, name) for name in line} == line
+        assert sample.published is None
 
 
 def test_only_what_is_missing_is_computed(vase: Shell) -> None:
@@ -80,19 +81,28 @@ def test_only_what_is_missing_is_computed(vase: Shell) -> None:
         }
 
 
-def test_grading_it_changes_nothing(vase: Shell) -> None:
-    outcome = vase("grade", RUNS / BEFORE.name)
-    assert outcome.lines()[0] == BEFORE.name and outcome.err.splitlines() == ["0 grades changed"]
-    assert {path.name for path in (RUNS / BEFORE.name).iterdir()} == {path.name for path in BEFORE.iterdir()} | {
-        ".lock"
-    }
+def test_grading_it_adds_the_published_verdicts_and_changes_no_text(vase: Shell) -> None:
+    folder = RUNS / BEFORE.name
+    outcome = vase("grade", folder)
+    kept = f"0 grades changed; the old ones are in {folder / 'completions.jsonl'}"
+    assert outcome.lines()[0] == BEFORE.name and outcome.err.splitlines() == [kept]
+    assert {path.name for path in folder.iterdir()} == {path.name for path in BEFORE.iterdir()} | {
+        ".lock", "grades.jsonl",
+    }  # fmt: skip
     for name in ("run.json", "completions.jsonl", "sessions.jsonl"):
-        assert (RUNS / BEFORE.name / name).read_bytes() == (BEFORE / name).read_bytes()
-    assert summary(RUNS / BEFORE.name) == summary(BEFORE)
+        assert (folder / name).read_bytes() == (BEFORE / name).read_bytes()
+    before, graded = summary(BEFORE)["overall"], summary(folder)["overall"]
+    assert {name: graded.get(name) for name in before if name != "strict_accuracy"} == {
+        name: value for name, value in before.items() if name != "strict_accuracy"
+    }
+    assert graded["published_accuracy"] == before["accuracy"] and graded["boxed_accuracy"] == before["strict_accuracy"]
+    assert all(sample.published == sample.grade for sample in StoredRun(folder).samples.values())
+    assert vase("grade", folder).err.splitlines() == ["0 grades changed"]
 
 
 def test_a_finished_one_is_shown_without_the_model(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vase_cli.engine.factory.load", None)
     (line,) = vase(*COMMAND, "--json").lines()
-    assert {**json.loads(line), "wall_s": None} == summary(BEFORE)
+    shown, before = json.loads(line)["overall"], summary(BEFORE)["overall"]
+    assert (shown["accuracy"], shown["published_accuracy"]) == (before["accuracy"], None)
     assert (RUNS / BEFORE.name / "completions.jsonl").read_bytes() == (BEFORE / "completions.jsonl").read_bytes()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.run_examples import a_run, a_sample, a_task, measured, open_run
+from helpers.run_examples import a_run, a_sample, a_task, measured, open_run, store
 
 from vase_cli.errors import ConfigError
 from vase_cli.evaluation.summary import summarize
@@ -37,7 +37,7 @@ def test_a_run_of_two_tasks_by_hand() -> None:
 
     assert gsm8k.accuracy == 0.5  # problems 1 and 0
     assert gsm8k.standard_error == pytest.approx(0.5)
-    assert gsm8k.strict_accuracy == 0.25
+    assert gsm8k.boxed_accuracy == 0.25
     assert gsm8k.fallback_rules == {"last_number": 1}
     assert gsm8k.pass_at_k == {"1": 0.5, "2": 0.5}
     assert gsm8k.no_answer_share == gsm8k.truncated_share == gsm8k.loop_share == gsm8k.garbage_share == 0.25
@@ -140,7 +140,7 @@ def test_a_cache_is_not_set_against_texts_that_are_not_there() -> None:
 def test_a_stored_run_gives_its_summary_again(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
         for problem in range(3):
-            folder.append(a_sample(problem))
+            store(folder, a_sample(problem))
         folder.record_session(measured())
         summary = summarize(folder.samples.values(), folder.run, folder.sessions)
         folder.write_summary(summary)
@@ -156,7 +156,9 @@ def full_summary(task: str = "gsm8k") -> Summary:
     run = a_run(a_task(task, problems=3, samples=4, skipped_rows=["a", "b"]), a_task("aime24", problems=1, samples=1))
     samples = [a_sample(n, m, task=task, rule="last_number" if m == 3 else "boxed") for n in range(3) for m in range(4)]
     samples[0] = samples[0].model_copy(update={"grade": "no_answer", "garbage": True})
-    samples[5] = samples[5].model_copy(update={"grade": "wrong"})
+    samples[5] = samples[5].model_copy(update={"grade": "wrong", "published": "wrong", "grade_limit": "length"})
+    samples[6] = samples[6].model_copy(update={"finish_reason": "length", "completion_tokens": 1500})
+    samples[7] = samples[7].model_copy(update={"finish_reason": "length"})
     return summarize(samples, run, [a_session(weights_bytes=3 * 2**30, peak_bytes=5 * 2**20)])
 
 
@@ -164,18 +166,20 @@ def test_plain_lines_hold_the_figures() -> None:
     lines = summary_table(full_summary()).lines()
     assert lines[0].startswith("qwen3-8b-vase-attnv-4x-")
     assert " ".join(lines[1].split()) == "task accuracy samples no answer truncated loops tokens cached cuts"
-    assert " ".join(lines[2].split()) == "gsm8k 83.3% ± 8.3 12 8.3% 0.0% 0.0% 900 512 3.0"
+    assert " ".join(lines[2].split()) == "gsm8k 83.3% ± 8.3 12 8.3% 16.7% 0.0% 950 512 3.0"
     assert " ".join(lines[3].split()) == "aime24 - 0 of 1 - - - - - -"
     assert lines[4].split()[0] == "overall"
     assert len({len(line) for line in lines[1:5]}) == 1
     assert lines[5:] == [
         "not complete: 12 of 13 samples",
         "gsm8k: pass@2 100.0%, pass@4 100.0%",
+        "gsm8k: graded as published, by the last box anywhere, the thought included: 91.7%, 1 sample otherwise",
+        "gsm8k: samples that hit a limit: length of an answer 1, max-new-tokens 1, max-total-tokens 1",
         "gsm8k: answers outside \\boxed{}: last_number 3; accuracy without them 58.3%",
         "gsm8k: 8.3% of the samples end in what is not text",
         "gsm8k: rows of the problem file left out: 2",
         "cpu, 2 slots: decode 400 tokens/s, prefill 200 tokens/s; 60 s in all",
-        "weights 3.0 GiB, cache 500 B, the same text in a dense cache 19.5 KiB, peak 5.0 MiB",
+        "weights 3.0 GiB, cache 500 B, the same text in a dense cache 25.4 KiB, peak 5.0 MiB",
     ]
 
 
@@ -194,6 +198,6 @@ def test_the_table_fits_80_columns_and_takes_names_as_they_are() -> None:
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert any(line.startswith(" [red]m.jsonl ") and "83.3%" in line for line in text.splitlines())
-    for word in ("83.3% ± 8.3", "12", "no answer", "truncated", "900", "512", "3.0", "12 of 13"):
+    for word in ("83.3% ± 8.3", "12", "no answer", "truncated", "950", "512", "3.0", "12 of 13"):
         assert word in text
     assert "…" not in text

@@ -112,6 +112,12 @@ def write_rows(path: Path, rows: Sequence[object]) -> Path:
     return path
 
 
+def read_samples(folder: Path) -> list[dict[str, Any]]:
+    """The texts of a run folder in their order, each with its grade."""
+    grades = {grade["id"]: grade for grade in read_jsonl(folder / "grades.jsonl")}
+    return [{**text, **grades[text["id"]]} for text in read_jsonl(folder / "completions.jsonl")]
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The lines of a .jsonl file."""
     return [json.loads(line) for line in path.read_text().splitlines()]

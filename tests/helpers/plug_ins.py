@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,9 +31,21 @@ def installed_package(
 
 @contextlib.contextmanager
 def files_in_rooms(root: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str]) -> Iterator[None]:
-    """Files below ``root``, such as ``vase_cli/eviction/mine.py``, found as if they were in the product's own rooms."""
+    """Files below ``root``, such as ``vase_cli/eviction/mine.py``, found as if they were in the product's own rooms.
+
+    Processes that are started in between find them, too.
+    """
     rooms = {path: importlib.import_module(Path(path).parent.as_posix().replace("/", ".")) for path in paths}
+    started = root / "of-other-processes"
+    started.mkdir()
+    extended = "".join(
+        f"import {room.__name__}\n{room.__name__}.__path__.append({str((root / path).parent)!r})\n"
+        for path, room in rooms.items()
+        if room.__name__ == "vase_cli.graders"
+    )
+    (started / "sitecustomize.py").write_text(extended)
     with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(started), prepend=os.pathsep)
         for path, room in rooms.items():
             patch.setattr(room, "__path__", [*room.__path__, str((root / path).parent)])
         importlib.invalidate_caches()

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from vase_cli.runs.folder import RunFolder, config_hash, run_name
-from vase_cli.runs.schema import Run, RunTask, Sample
+from vase_cli.runs.schema import FORMAT, Run, RunTask, Sample, SampleGrade
 
 
 def a_task(name: str = "gsm8k", *, problems: int = 3, samples: int = 2, **changes: Any) -> RunTask:
@@ -22,9 +22,10 @@ def a_task(name: str = "gsm8k", *, problems: int = 3, samples: int = 2, **change
 
 
 def a_run(*tasks: RunTask, config: dict[str, Any] | None = None, **changes: Any) -> Run:
-    config = config or {"method": "vase-attnv", "budget": "4x", "temperature": 0.6}
+    limits = {name: {"max_new_tokens": 1500} for name in ("gsm8k", "aime24", "aime", *(task.name for task in tasks))}
+    config = config or {"method": "vase-attnv", "budget": "4x", "temperature": 0.6, "tasks": limits}
     run = {
-        "format": 1,
+        "format": FORMAT,
         "name": run_name("qwen3-8b", "vase-attnv", "4x", config_hash=config_hash(config)),
         "config": config,
         "config_hash": config_hash(config),
@@ -57,9 +58,6 @@ def a_record(problem: int | str = 0, sample: int = 0, *, task: str = "gsm8k", **
         "thought_open": False,
         "finish_reason": "stop",
         "error": None,
-        "grade": "correct",
-        "extracted": "5",
-        "rule": "boxed",
         "gold": "5",
         "cuts": 3,
         "cached_tokens": 512,
@@ -71,8 +69,32 @@ def a_record(problem: int | str = 0, sample: int = 0, *, task: str = "gsm8k", **
     return {**record, **changes}
 
 
-def a_sample(problem: int | str = 0, sample: int = 0, *, task: str = "gsm8k", **changes: Any) -> Sample:
+def a_text(problem: int | str = 0, sample: int = 0, *, task: str = "gsm8k", **changes: Any) -> Sample:
+    """A sample that is not graded."""
     return Sample(**a_record(problem, sample, task=task, **changes))
+
+
+def a_grade(of: str = "gsm8k/0/0", **changes: Any) -> SampleGrade:
+    """What a line of grades.jsonl holds: right by both verdicts."""
+    grade = {"id": of, "grade": "correct", "extracted": "5", "rule": "boxed", "grade_error": None, "grade_limit": None}
+    return SampleGrade(**{**grade, "published": "correct", "published_extracted": "5", **changes})
+
+
+def a_sample(problem: int | str = 0, sample: int = 0, *, task: str = "gsm8k", **changes: Any) -> Sample:
+    """A sample that is graded; ``grade`` alone changes both verdicts."""
+    if "grade" in changes:
+        changes = {"published": changes["grade"], **changes}
+    of_grade = {name: value for name, value in changes.items() if name in SampleGrade.model_fields}
+    text = a_text(problem, sample, task=task, **{key: changes[key] for key in changes.keys() - of_grade.keys()})
+    return text.graded(a_grade(text.id, **of_grade))
+
+
+def store(folder: RunFolder, *samples: Sample) -> None:
+    """Store samples, and the grades of those that have one."""
+    for sample in samples:
+        folder.append(Sample(**sample.text_line()))
+        if sample.grade is not None:
+            folder.append_grade(SampleGrade(**sample.grade_line()))
 
 
 def measured(**changes: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from helpers.run_examples import a_run, a_sample, measured, open_run
+from helpers.run_examples import a_run, a_sample, measured, open_run, store
 from pydantic import ValidationError
 
 from vase_cli.runs.environment import environment
@@ -18,7 +18,7 @@ from vase_cli.runs.schema import SCHEMA, Record, Run, Sample, described, fault, 
 
 def test_what_is_written_has_exactly_the_documented_keys_in_their_order(tmp_path: Path) -> None:
     with open_run(tmp_path) as folder:
-        folder.append(a_sample())
+        store(folder, a_sample())
         folder.record_session(measured())
     stored = StoredRun(folder.path)
     assert stored.run == a_run() and stored.samples == {"gsm8k/0/0": a_sample()}
@@ -58,8 +58,10 @@ def test_the_text_and_the_json_hold_every_key() -> None:
         "values": [],
         "timing": True,
     }
-    assert keys["grade"]["type"] == "string | null"
-    assert keys["grade"]["values"] == ["correct", "wrong", "no_answer", "error", None]
+    grades = {entry["name"]: entry for entry in data["grades.jsonl"]}
+    assert (grades["grade"]["type"], grades["extracted"]["type"]) == ("string", "string | null")
+    assert grades["grade"]["values"] == grades["published"]["values"] == ["correct", "wrong", "no_answer", "error"]
+    assert grades["grade_limit"]["values"] == ["time", "length", None]
 
 
 class Example(Record):

@@ -57,10 +57,10 @@ def read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], d
     """
     if not (folder / FACTS_FILE).is_file():
         raise ConfigError(f"{folder}: no {FACTS_FILE} in it; name the folder of a finished calibration")
-    facts = read_document(folder / FACTS_FILE, FORMAT, "calibrate again")
+    facts = read_document(folder / FACTS_FILE, [FORMAT], "calibrate again")
     tensors, _ = load_tensors(folder / NUMBERS_FILE)
     validation = folder / VALIDATION_FILE
-    validated = read_document(validation, FORMAT, "calibrate again") if validation.is_file() else None
+    validated = read_document(validation, [FORMAT], "calibrate again") if validation.is_file() else None
     return facts, tensors, validated
 
 

@@ -6,8 +6,9 @@ import errno
 import gc
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
@@ -18,6 +19,7 @@ from vase_cli.errors import VaseError
 from vase_cli.reports.characters import harmless
 
 EXIT_INTERRUPTED = 130
+_OTHER_SIGNALS = ("SIGTERM", "SIGHUP")  # that end a process, and are treated as Ctrl-C
 
 # What a write to a stream says; on a file of the user's the errors module has made a message of it.
 _OUTPUT_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -95,7 +97,15 @@ def _options(version: Annotated[bool, _VERSION] = False) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0, 1 if the run failed, 2 for a mistake in the input, 130 on Ctrl-C."""
+    """Run the command line and exit: 0, 1 if the run failed, 2 for a mistake in the input, 130 on Ctrl-C.
+
+    SIGTERM and SIGHUP end a run as Ctrl-C does, with 143 and 129.
+    """
+    with _other_signals_as_ctrl_c() as stopped_by:
+        _main(arguments, stopped_by)
+
+
+def _main(arguments: Sequence[str] | None, stopped_by: Sequence[int]) -> NoReturn:
     # Python has None for a stream that was closed before it started, and the next file would take its descriptor.
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for as long as the process
@@ -117,7 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command = error.ctx.command_path if error.ctx else "vase"
         _fail(f"{message} (see {command} --help)" if message else "", error.exit_code)
     except KeyboardInterrupt:
-        _fail("interrupted", EXIT_INTERRUPTED)
+        number = stopped_by[0] if stopped_by else signal.SIGINT
+        _fail(f"stopped by {signal.Signals(number).name}" if stopped_by else "interrupted", 128 + number)
     except BrokenPipeError:  # the reader of stdout went away
         _discard(sys.stdout)
         sys.exit(1)
@@ -128,6 +139,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _discard(sys.stdout)
         _fail(f"cannot write to stdout: {error.strerror}; free some space, or send it elsewhere", 1)
+
+
+@contextlib.contextmanager
+def _other_signals_as_ctrl_c() -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt for other signals that would kill this process, and note which came.
+
+    One that comes while the first is dealt with is ignored.
+    """
+    received: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        received.append(number)
+        if len(received) == 1:
+            raise KeyboardInterrupt
+
+    numbers = [getattr(signal, name) for name in _OTHER_SIGNALS if hasattr(signal, name)]  # Windows has no SIGHUP
+    before = {number: signal.getsignal(number) for number in numbers}
+    ours = [number for number in numbers if before[number] == signal.SIG_DFL]  # nohup ignores SIGHUP
+    for number in ours:
+        signal.signal(number, stop)
+    try:
+        yield received
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 def _discard(stream: TextIO) -> None:

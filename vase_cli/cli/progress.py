@@ -67,11 +67,14 @@ class EvalProgress:
             self.note(f"{task.description}: {task.completed} of {task.total} samples, {self._figures()}")
 
     def sample(self, sample: "Sample | None") -> None:
-        """Count a stored sample, graded if there is a grader; None for a text that is only measured."""
-        if sample is not None:
-            self._graded += sample.grade is not None
-            self._correct += sample.grade == "correct"
+        """Count a stored text; None for one that is only measured."""
         self._show(1)
+
+    def grade(self, sample: "Sample") -> None:
+        """Count the grade of a stored text."""
+        self._graded += 1
+        self._correct += sample.grade == "correct"
+        self._show(0)
 
     def _show(self, advance: int) -> None:
         self._bar.update(self._bar.tasks[-1].id, advance=advance, figures=self._figures())

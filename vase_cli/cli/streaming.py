@@ -57,8 +57,11 @@ class RunOutput:
             echo(f"vase: {sample.error}", err=True)
         self._print(sample)
 
+    def grade(self, sample: "Sample") -> None:
+        """Prompts have no right answers."""
+
     def _print(self, sample: "Sample") -> None:
-        print_json(dict(sample))
+        print_json(sample.text_line())
 
 
 class OrderedTexts(RunOutput):

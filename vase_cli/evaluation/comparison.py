@@ -1,10 +1,11 @@
 """Several runs of the same problems side by side: one row for each method and budget."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vase_cli.evaluation.accuracy import Estimate, paired_difference
+from vase_cli.evaluation.summary_table import published_note
 from vase_cli.reports.numbers import number, percent, points
 from vase_cli.reports.tables import Table
 from vase_cli.runs.schema import Sample, Summary
@@ -46,9 +47,23 @@ def comparison_tables(runs: Sequence[FinishedRun]) -> list[Table]:
     full = next((run for run in runs if all(budget is None for budget in run.budgets.values())), None)
     tasks = list(runs[0].budgets)
     return [
-        Table(HEADINGS, [_row(run, task, full) for run in runs], task, [READING] if task == tasks[-1] else [], whole=4)
+        Table(
+            HEADINGS,
+            [_row(run, task, full) for run in runs],
+            task,
+            [*_published_notes(runs, task), *([READING] if task == tasks[-1] else [])],
+            whole=4,
+        )
         for task in tasks
     ]
+
+
+def _published_notes(runs: Sequence[FinishedRun], task: str) -> Iterator[str]:
+    for run in runs:
+        metrics = run.summary.tasks[task]
+        if metrics.verdicts_differ:
+            budget = "" if run.budgets[task] is None else f" {number(run.budgets[task])}"
+            yield f"{run.label}{budget} {published_note(metrics)}"
 
 
 def _row(run: FinishedRun, task: str, full: FinishedRun | None) -> list[str]:

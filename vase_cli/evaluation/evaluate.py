@@ -3,9 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
-from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +15,7 @@ from vase_cli.engine.plan import GenerationLimits, RunPlan
 from vase_cli.engine.requests import Completion, Event, NewToken, NewTokens, Notice, Request
 from vase_cli.errors import ConfigError, DataError
 from vase_cli.evaluation.comparison import FinishedRun
-from vase_cli.evaluation.regrade import graded
+from vase_cli.evaluation.grading import Grading
 from vase_cli.evaluation.repetition import has_garbage_tail, has_repetition
 from vase_cli.evaluation.writer import RunWriter
 from vase_cli.models.describe import weights_digest
@@ -40,7 +38,10 @@ class Progress(Protocol):
         """Take note of new tokens."""
 
     def sample(self, sample: Sample | None) -> None:
-        """Count a sample that is graded and stored; None is a text that a calibration measured."""
+        """Count a text that is stored; None is one that a calibration measured."""
+
+    def grade(self, sample: Sample) -> None:
+        """Take note of the grade of a stored text."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ class Job:
         """The requests whose ids are not among the finished ones."""
         return [request for request, _ in self.requests.values() if request.id not in finished]
 
+    def ungraded(self, samples: Mapping[str, Sample]) -> list[Sample]:
+        """The stored texts of the task that are still to be graded."""
+        stored = (samples[name] for name in self.requests if name in samples) if self.task.task.grader else ()
+        return [sample for sample in stored if sample.grade is None]
+
     def planned_steps(self, slots: int) -> int:
         """Decode steps as if every text reached its limit, the same whether a run is new or goes on."""
         limit = self.task.limits.max_total_tokens - self.longest
@@ -113,11 +119,12 @@ def evaluate(
     progress: Progress,
     raw: bool = False,
 ) -> FinishedRun:
-    """Generate, grade and store every sample that the run's folder does not hold yet.
+    """Generate, store and grade every sample that the run's folder does not hold yet, and grade those that it holds.
 
     Tasks come from :func:`prepare`; one without a grader is not graded. ``root`` is the folder of all runs, None stores
-    nothing; ``command`` is kept for the record; ``raw`` gives prompts to the model without its chat template. On Ctrl-C
-    and on a VaseError all finished samples are stored whole, and the summary says that it is of a part.
+    nothing; ``command`` is kept for the record; ``raw`` gives prompts to the model without its chat template. A text is
+    stored before it is graded. On Ctrl-C and on a VaseError what is finished stays, and the summary says that it is of
+    a part.
     """
     plan = factory.plan
     run = describe_run(plan, tasks, command, raw=raw)
@@ -131,7 +138,7 @@ def evaluate(
         for line in (*plan.notes, *_budget_lines(tasks), *(folder.notes if folder else ()), memory.message()):
             progress.note(line)
         writer = RunWriter(plan, run, folder, memory.max_num_seqs)
-        missing = [len(job.missing(writer.samples)) for job in jobs]
+        missing, compiled = [len(job.missing(writer.samples)) for job in jobs], False
         try:
             if any(missing):
                 decode_path = factory.decode_path(sum(job.planned_steps(memory.max_num_seqs) for job in jobs))
@@ -141,8 +148,8 @@ def evaluate(
             for job, count in zip(jobs, missing, strict=True):
                 planned = len(job.requests)
                 progress.start(job.task.task.name, planned - count, planned)
-                if count:
-                    _generate(factory, job, writer, progress, compiled=compiled)
+                if count or job.ungraded(writer.samples):
+                    _finish_job(factory, job, writer, progress, compiled=compiled)
         finally:
             summary = writer.finish()
     budgets = {task.task.name: task.limits.budget_tokens for task in tasks}
@@ -197,22 +204,23 @@ def describe_run(plan: RunPlan, tasks: Sequence[EvalTask], command: Sequence[str
         origins=dict(recipe.origins),
         seeds={"tokens": recipe.seed, "eviction": recipe.seed, "options": recipe.seed},
         budgets={task.task.name: task.limits.budget.message if task.limits.budget else "full cache" for task in tasks},
-        tasks=[
-            RunTask(
-                name=task.task.name,
-                version=task.task.version,
-                source=task.problems.source,
-                problems=len(task.problems.problems),
-                samples=task.samples,
-                grader=task.task.grader,
-                fallbacks=list(task.task.fallbacks),
-                skipped_rows=list(task.problems.skipped_rows),
-            )
-            for task in tasks
-        ],
+        tasks=[_run_task(task) for task in tasks],
         **environment(),
         started_at=now(),
         command=list(command),
+    )
+
+
+def _run_task(task: EvalTask) -> RunTask:
+    return RunTask(
+        name=task.task.name,
+        version=task.task.version,
+        source=task.problems.source,
+        problems=len(task.problems.problems),
+        samples=task.samples,
+        grader=task.task.grader,
+        fallbacks=list(task.task.fallbacks),
+        skipped_rows=list(task.problems.skipped_rows),
     )
 
 
@@ -222,31 +230,26 @@ def _problems_digest(problems: ProblemSet) -> str:
     return config_hash({"problems": rows})[:16]
 
 
-def _generate(factory: EngineFactory, job: Job, writer: RunWriter, progress: Progress, *, compiled: bool) -> None:
-    task = job.task.task
-    engine = factory.engine(
-        job.task.limits, max_num_seqs=writer.max_num_seqs, longest_prompt_tokens=job.longest, compiled=compiled
-    )
-    writer.count(engine)
-    judge = plugins.load("graders", task.grader)() if task.grader else contextlib.nullcontext()
-    # Grading waits for other processes and generation for the device: one thread lets them overlap.
-    with judge as grader, ThreadPoolExecutor(max_workers=1) as pool:
-        grading: deque[Future[Sample]] = deque()
-
-        def store_graded(*, wait: bool) -> None:
-            while grading and (wait or grading[0].done()):
-                sample = grading.popleft().result()
-                writer.append(sample)
-                progress.sample(sample)
-
-        try:
-            for event in events(engine, job.missing(writer.samples), progress):
+def _finish_job(factory: EngineFactory, job: Job, writer: RunWriter, progress: Progress, *, compiled: bool) -> None:
+    with Grading(_run_task(job.task)) as grading:
+        for sample in job.ungraded(writer.samples):
+            grading.submit(sample)
+        if missing := job.missing(writer.samples):
+            engine = factory.engine(
+                job.task.limits, max_num_seqs=writer.max_num_seqs, longest_prompt_tokens=job.longest, compiled=compiled
+            )
+            writer.count(engine)
+            for event in events(engine, missing, progress):
                 writer.max_num_seqs = engine.settings.max_num_seqs
                 if isinstance(event, Completion):
-                    grading.append(pool.submit(graded, grader, task.fallbacks, _sample(factory, job, event)))
-                store_graded(wait=False)
-        finally:
-            store_graded(wait=True)
+                    sample = _sample(factory, job, event)
+                    writer.append(sample)
+                    progress.sample(sample)
+                    grading.submit(sample)
+                for grade in grading.finished():
+                    progress.grade(writer.append_grade(grade))
+        for grade in grading.finished(all_of_them=True):
+            progress.grade(writer.append_grade(grade))
 
 
 def events(engine: Engine, requests: Iterable[Request], progress: Progress) -> Iterator[Event]:
@@ -290,9 +293,6 @@ def _sample(factory: EngineFactory, job: Job, completion: Completion) -> Sample:
         thought_open=job.prompts[problem.id].thought_open,
         finish_reason=completion.finish_reason,
         error=completion.error,
-        grade="error" if completion.finish_reason == "error" else None,
-        extracted=None,
-        rule="",
         gold=problem.answer,
         cuts=completion.cuts,
         cached_tokens=completion.cached_tokens,

@@ -1,25 +1,15 @@
-"""Grades of samples as they are stored, and stored texts graded again without a model."""
+"""Stored texts graded again, without a model."""
 
-import contextlib
-from collections.abc import Sequence
+import os
 from pathlib import Path
 
-from vase_cli import plugins
 from vase_cli.errors import ConfigError
+from vase_cli.evaluation.grading import Grading
 from vase_cli.evaluation.summary import summarize
-from vase_cli.graders.base import Grader
 from vase_cli.runs.folder import RunFolder
-from vase_cli.runs.schema import Sample, Summary
+from vase_cli.runs.schema import SampleGrade, Summary
 
-
-def graded(grader: Grader | None, fallbacks: Sequence[str], sample: Sample) -> Sample:
-    """Fill in a sample's grade; without a grader, or of a text that failed, it stays as it is."""
-    if grader is None or sample.finish_reason == "error":
-        return sample
-    grade = grader.grade(sample.gold, sample.text, thought_open=sample.thought_open, fallbacks=fallbacks)
-    error = grade.detail if grade.status == "error" else None
-    verdict = {"grade": grade.status, "extracted": grade.extracted, "rule": grade.rule, "error": error}
-    return Sample.model_validate(dict(sample) | verdict)
+_MOST_PROCESSES = 8
 
 
 def store_summary(folder: RunFolder) -> Summary:
@@ -32,17 +22,20 @@ def store_summary(folder: RunFolder) -> Summary:
 def regrade(path: Path) -> tuple[Summary, int, Path | None]:
     """Grade the stored texts of a run again; VaseError says in one line why it cannot.
 
-    The new summary, how many grades changed, and the file that keeps the old samples (None if nothing changed).
+    The new summary, how many strict verdicts changed, and the file that keeps the old ones (None if nothing changed).
     """
-    with RunFolder(path) as folder, contextlib.ExitStack() as stack:
+    with RunFolder(path) as folder:
         tasks = {task.name: task for task in folder.run.tasks}
         if ungraded := [name for name, task in tasks.items() if not task.grader]:
             made = "it was made by `vase run`; name a run of `vase eval`"
             raise ConfigError(f"{path}: '{ungraded[0]}' has no right answers: {made}")
-        names = {task.grader for task in tasks.values()}
-        graders = {name: stack.enter_context(plugins.load("graders", name)()) for name in names}
-        old = list(folder.samples.values())
-        new = [graded(graders[tasks[sample.task].grader], tasks[sample.task].fallbacks, sample) for sample in old]
-        changed = sum(before.grade != after.grade for before, after in zip(old, new, strict=True))
-        backup = folder.replace_completions(new)
+        grades: list[SampleGrade] = []
+        for task in tasks.values():
+            with Grading(task, processes=min(_MOST_PROCESSES, os.cpu_count() or 1)) as grading:
+                for sample in folder.samples.values():
+                    if sample.task == task.name:
+                        grading.submit(sample)
+                grades += grading.finished(all_of_them=True)
+        changed = sum(folder.samples[grade.id].grade not in (None, grade.grade) for grade in grades)
+        backup = folder.replace_grades(grades)
         return store_summary(folder), changed, backup

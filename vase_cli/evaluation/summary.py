@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from vase_cli.evaluation.accuracy import mean_score, pass_at_k
@@ -12,44 +12,50 @@ from vase_cli.runs.schema import Metrics, Run, RunTask, Sample, Session, Summary
 def summarize(samples: Iterable[Sample], run: Run, sessions: Sequence[Session] = ()) -> Summary:
     """Work out the figures of a run from its finished samples; speed and memory from its sessions alone."""
     finished = list(samples)
-    overall = _metrics(finished, run.tasks)
+    overall = _metrics(finished, run, run.tasks)
     return Summary(
         name=run.name,
         config_hash=run.config_hash,
         complete=overall.complete,
         samples=overall.samples,
         planned_samples=overall.planned_samples,
-        tasks={task.name: _metrics(finished, [task]) for task in run.tasks},
+        tasks={task.name: _metrics(finished, run, [task]) for task in run.tasks},
         overall=overall,
         **_speed_and_memory(finished, sessions),
     )
 
 
-def _metrics(samples: Sequence[Sample], tasks: Sequence[RunTask]) -> Metrics:
+def _metrics(samples: Sequence[Sample], run: Run, tasks: Sequence[RunTask]) -> Metrics:
     """Figures over the samples of these tasks; a problem is one of its task."""
     names = {task.name for task in tasks}
     samples = [sample for sample in samples if sample.task in names]
-    problems: dict[tuple[str, str], list[Sample]] = {}
-    for sample in samples:
-        problems.setdefault((sample.task, sample.problem_id), []).append(sample)
-    # Prompts without right answers have no accuracy, and no sample of them lacks an answer.
-    graded = [group for group in problems.values() if all(sample.grade is not None for sample in group)]
-    correct = [[float(sample.grade == "correct") for sample in group] for group in graded]
-    strict = [[float(sample.grade == "correct" and not _fallback(sample)) for sample in group] for group in graded]
+    with_answers = {task.name for task in tasks if task.grader}  # prompts without right answers have no accuracy
+    graded = [sample for sample in samples if sample.task in with_answers and sample.grade is not None]
+    ungraded = sum(sample.task in with_answers for sample in samples) - len(graded)
+    correct = _by_problem(graded, lambda sample: sample.grade == "correct")
     accuracy = mean_score(correct)
+    published = None
+    if all(sample.published is not None for sample in graded):
+        published = mean_score(_by_problem(graded, lambda sample: sample.published == "correct")).mean
     planned = sum(task.problems * task.samples for task in tasks)
     return Metrics(
-        problems=len(problems),
+        problems=len({(sample.task, sample.problem_id) for sample in samples}),
         planned_problems=sum(task.problems for task in tasks),
         samples=len(samples),
         planned_samples=planned,
-        complete=len(samples) >= planned,
+        ungraded=ungraded,
+        complete=len(samples) >= planned and not ungraded,
         accuracy=accuracy.mean,
         standard_error=accuracy.standard_error,
-        strict_accuracy=mean_score(strict).mean,
+        published_accuracy=published,
+        verdicts_differ=sum(_verdicts_differ(sample) for sample in graded),
+        boxed_accuracy=mean_score(
+            _by_problem(graded, lambda sample: sample.grade == "correct" and not _fallback(sample))
+        ).mean,
         pass_at_k=_pass_at_powers_of_two(correct),
-        no_answer_share=_mean(sample.grade == "no_answer" for group in graded for sample in group),
+        no_answer_share=_mean(sample.grade == "no_answer" for sample in graded),
         truncated_share=_mean(sample.finish_reason == "length" for sample in samples),
+        limits=dict(sorted(Counter(limit for sample in samples for limit in _limits(sample, run)).items())),
         loop_share=_mean(sample.repetition for sample in samples),
         garbage_share=_mean(sample.garbage for sample in samples),
         error_share=_mean("error" in (sample.finish_reason, sample.grade) for sample in samples),
@@ -60,6 +66,27 @@ def _metrics(samples: Sequence[Sample], tasks: Sequence[RunTask]) -> Metrics:
         mean_cached_tokens=_mean(sample.cached_tokens for sample in samples),
         skipped_rows=sum(len(task.skipped_rows) for task in tasks),
     )
+
+
+def _by_problem(samples: Iterable[Sample], right: Callable[[Sample], bool]) -> list[list[float]]:
+    """The scores of each problem's samples."""
+    problems: dict[tuple[str, str], list[float]] = {}
+    for sample in samples:
+        problems.setdefault((sample.task, sample.problem_id), []).append(float(right(sample)))
+    return list(problems.values())
+
+
+def _verdicts_differ(sample: Sample) -> bool:
+    return sample.published is not None and (sample.grade == "correct") != (sample.published == "correct")
+
+
+def _limits(sample: Sample, run: Run) -> Iterator[str]:
+    """The limits that a sample hit."""
+    if sample.finish_reason == "length":
+        most = run.config["tasks"][sample.task]["max_new_tokens"]
+        yield "max_total_tokens" if most is None or sample.completion_tokens < most else "max_new_tokens"
+    if sample.grade_limit is not None:
+        yield {"time": "grading_time", "length": "answer_length"}[sample.grade_limit]
 
 
 def _speed_and_memory(samples: Sequence[Sample], sessions: Sequence[Session]) -> dict[str, Any]:

@@ -2,8 +2,14 @@
 
 from vase_cli.reports.numbers import number, percent, points, size
 from vase_cli.reports.tables import Table
-from vase_cli.runs.schema import Summary
+from vase_cli.runs.schema import Metrics, Summary
 
+_LIMITS = {
+    "max_new_tokens": "max-new-tokens",
+    "max_total_tokens": "max-total-tokens",
+    "grading_time": "time for grading",
+    "answer_length": "length of an answer",
+}
 _HEADINGS = ["task", "accuracy", "samples", "no answer", "truncated", "loops", "tokens", "cached", "cuts"]
 
 
@@ -24,6 +30,13 @@ def summary_table(summary: Summary) -> Table:
     return Table(_HEADINGS, rows, summary.name, _notes(summary), whole=2)
 
 
+def published_note(metrics: Metrics) -> str:
+    """What the published verdicts say, where they differ from the strict ones."""
+    published = "unknown" if metrics.published_accuracy is None else percent(metrics.published_accuracy)
+    differ = f"{metrics.verdicts_differ} sample{'s' if metrics.verdicts_differ > 1 else ''} otherwise"
+    return f"graded as published, by the last box anywhere, the thought included: {published}, {differ}"
+
+
 def _notes(summary: Summary) -> list[str]:
     lines = []
     if not summary.complete:
@@ -31,10 +44,17 @@ def _notes(summary: Summary) -> list[str]:
     for name, metrics in summary.tasks.items():
         if passes := [f"pass@{k} {percent(value)}" for k, value in metrics.pass_at_k.items() if k != "1"]:
             lines.append(f"{name}: {', '.join(passes)}")
+        if metrics.ungraded:
+            lines.append(f"{name}: {metrics.ungraded} finished samples are still to be graded")
+        if metrics.verdicts_differ:
+            lines.append(f"{name}: {published_note(metrics)}")
+        if metrics.limits:
+            counts = ", ".join(f"{_LIMITS[limit]} {count}" for limit, count in metrics.limits.items())
+            lines.append(f"{name}: samples that hit a limit: {counts}")
         if metrics.fallback_rules:
             counts = ", ".join(f"{rule} {count}" for rule, count in metrics.fallback_rules.items())
-            strict = percent(metrics.strict_accuracy)
-            lines.append(f"{name}: answers outside \\boxed{{}}: {counts}; accuracy without them {strict}")
+            boxed = percent(metrics.boxed_accuracy)
+            lines.append(f"{name}: answers outside \\boxed{{}}: {counts}; accuracy without them {boxed}")
         if metrics.error_share:
             lines.append(f"{name}: {percent(metrics.error_share)} of the samples failed; see their 'error'")
         if metrics.garbage_share:

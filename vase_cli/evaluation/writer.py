@@ -1,4 +1,4 @@
-"""What this process adds to a run: samples as they are graded, and the figures of its engines."""
+"""What this process adds to a run: texts as they are finished, their grades, and the figures of its engines."""
 
 from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.engine import Engine
@@ -7,7 +7,7 @@ from vase_cli.engine.requests import EngineStats
 from vase_cli.evaluation.regrade import store_summary
 from vase_cli.evaluation.summary import summarize
 from vase_cli.runs.folder import RunFolder
-from vase_cli.runs.schema import Run, Sample, Summary
+from vase_cli.runs.schema import Run, Sample, SampleGrade, Summary
 
 _SAMPLES_BETWEEN_FIGURES = 8
 
@@ -34,13 +34,19 @@ class RunWriter:
         self._write_figures()
 
     def append(self, sample: Sample) -> None:
-        """Store a sample, and now and then the figures."""
+        """Store a text, and now and then the figures."""
         if self._folder is not None:
             self._folder.append(sample)
         self.samples[sample.id] = sample
         self._appended += 1
         if self._appended % _SAMPLES_BETWEEN_FIGURES == 1:
             self._write_figures()
+
+    def append_grade(self, grade: SampleGrade) -> Sample:
+        """Store the grade of a text; returns the sample with it."""
+        sample = self.samples[grade.id].graded(grade) if self._folder is None else self._folder.append_grade(grade)
+        self.samples[grade.id] = sample
+        return sample
 
     def finish(self) -> Summary:
         """Store the figures, and the summary of all samples."""

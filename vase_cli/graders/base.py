@@ -14,6 +14,7 @@ from vase_cli.errors import ConfigError, DataError
 from vase_cli.graders._characters import clean
 from vase_cli.graders._extraction import answer_part, extract
 from vase_cli.graders._latex import both_spellings
+from vase_cli.graders._worker import WorkerTimeoutError
 
 MAX_ANSWER_CHARS = 2000
 """A longer answer is compared as text only: nothing that long is a value, and parsing it is not bounded."""
@@ -28,6 +29,7 @@ class Grade:
     extracted: str | None  # the answer as it stands in the text
     rule: str  # that found the answer: "boxed" or the name of a fallback; else ""
     detail: str = ""  # one line: why an error, or why the answer was not looked into
+    limit: Literal["time", "length"] | None = None  # that the answer ran into
 
 
 class Grader(AbstractContextManager["Grader", None]):
@@ -36,9 +38,10 @@ class Grader(AbstractContextManager["Grader", None]):
     name: ClassVar[str]
     policies: ClassVar[tuple[str, ...]]  # one sentence each: how it decides where mathematics does not
     fallbacks_known: ClassVar[tuple[str, ...]] = ("final_answer_phrase", "last_number")  # that ``grade`` accepts
+    limit_s: ClassVar[float] = 60.0  # for both verdicts on one text, after which an evaluation goes on without them
 
     def grade(self, gold: str, text: str, *, thought_open: bool = False, fallbacks: Sequence[str] = ()) -> Grade:
-        """Grade ``text``, a whole completion, against the gold answer.
+        """The strict verdict on ``text``, a whole completion: its answer is the one that follows the thought.
 
         ``thought_open`` says that the prompt already opened ``<think>``; ``fallbacks`` are the extraction rules to
         try, in order, when the answer part holds no box; ConfigError for one that this grader does not know.
@@ -47,21 +50,37 @@ class Grader(AbstractContextManager["Grader", None]):
             if name not in self.fallbacks_known:
                 known = ", ".join(self.fallbacks_known) or "none"
                 raise ConfigError(f"the grader '{self.name}' has no fallback '{name}'; there are: {known}")
-        answer, rule = None, ""
+        if (part := answer_part(text, thought_open)) is None:
+            return self._grade_answer(gold, None, "", "the thought was never closed")
+        return self._grade_answer(gold, *extract(part, fallbacks))
+
+    def grade_both(
+        self, gold: str, text: str, *, thought_open: bool = False, fallbacks: Sequence[str] = ()
+    ) -> tuple[Grade, Grade]:
+        r"""The strict verdict, and the published one: on the last ``\boxed{}`` anywhere, the thought included.
+
+        That is how the paper graded (arXiv 2606.03928): a thought that was never finished can hold an answer.
+        """
+        strict = self.grade(gold, text, thought_open=thought_open, fallbacks=fallbacks)
+        answer, rule = extract(text, ())
+        if (answer, rule) == (strict.extracted, strict.rule):
+            return strict, strict
+        return strict, self._grade_answer(gold, answer, rule)
+
+    def _grade_answer(self, gold: str, answer: str | None, rule: str, without: str = "") -> Grade:
         try:
             target = self.parse_gold(gold)
-            if (part := answer_part(text, thought_open)) is None:
-                return Grade("no_answer", None, "", "the thought was never closed")
-            answer, rule = extract(part, fallbacks)
             if answer is None:
-                return Grade("no_answer", None, "")
+                return Grade("no_answer", None, "", without)
             as_text = len(answer) > MAX_ANSWER_CHARS
             if answer == gold.strip() if as_text else self._judge_spellings(target, answer):
                 return Grade("correct", answer, rule)
         except DataError as error:
-            return Grade("error", answer, rule, str(error))
-        detail = f"longer than {MAX_ANSWER_CHARS:,} characters: compared as text only" if as_text else ""
-        return Grade("wrong", answer, rule, detail)
+            return Grade("error", answer, rule, str(error), "time" if isinstance(error, WorkerTimeoutError) else None)
+        if as_text:
+            detail = f"longer than {MAX_ANSWER_CHARS:,} characters: compared as text only"
+            return Grade("wrong", answer, rule, detail, "length")
+        return Grade("wrong", answer, rule)
 
     def parse_gold(self, gold: str) -> Any:
         """The target of a gold answer, which ``judge`` compares with; a DataError says why nothing can match it."""

@@ -4,21 +4,13 @@ Algebra can take any time (a tower of powers never ends), so it runs in worker p
 """
 
 import contextlib
-import json
-import os
-import queue
-import subprocess
-import sys
-import threading
 import weakref
-from pathlib import Path
-from typing import IO
 
-import vase_cli
 from vase_cli.errors import DataError, RunError
 from vase_cli.graders._extraction import last_boxed
 from vase_cli.graders._latex import key, normalize, split_modulus
 from vase_cli.graders._scalar import read_scalar, same_scalar
+from vase_cli.graders._worker import Worker
 from vase_cli.graders.base import Grader
 
 _START_TIMEOUT_S = 120.0
@@ -51,7 +43,7 @@ class MathGrader(Grader):
 
     def __init__(self, timeout_s: float = 10.0) -> None:
         self.timeout_s = timeout_s
-        self._idle: list[_Worker] = []
+        self._idle: list[Worker] = []
         weakref.finalize(self, _end_all, self._idle)
 
     def parse_gold(self, gold: str) -> str:
@@ -77,7 +69,7 @@ class MathGrader(Grader):
             return same_scalar(target_scalar, scalar)
         worker = self._take()
         try:
-            return worker.ask(target, prediction, self.timeout_s)
+            return _equal(worker, target, prediction, self.timeout_s)
         finally:
             if worker.alive():
                 self._idle.append(worker)
@@ -86,76 +78,32 @@ class MathGrader(Grader):
         """End the idle workers; the next comparison starts new ones."""
         _end_all(self._idle)
 
-    def _take(self) -> "_Worker":
+    def _take(self) -> Worker:
         with contextlib.suppress(IndexError):
             while not (worker := self._idle.pop()).alive():
                 worker.kill()
             return worker
-        return _Worker()
+        return _started()
 
 
-class _Worker:
-    """One child process; a thread reads its replies, so that any system can stop waiting for one."""
-
-    def __init__(self) -> None:
-        root = str(Path(vase_cli.__file__).parent.parent)
-        # -P keeps files of the working folder (a user's math.py) from standing in for modules.
-        # Its own process group keeps the terminal's Ctrl-C from it.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "vase_cli.graders._math_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
-            encoding="ascii",
-            process_group=0,
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests = self._process.stdin
-        self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=_forward, args=(self._process.stdout, self._replies), daemon=True).start()
-        try:
-            self.ask("x+1", "1+x", _START_TIMEOUT_S)
-        except DataError as error:
-            self.kill()
-            raise RunError(f"the math grader's worker did not start: {error}; check `pip show math-verify`") from error
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def ask(self, target: str, prediction: str, timeout_s: float) -> bool:
-        """Ask whether two answers are equal; DataError says why there is no reply, and then the process may be dead."""
-        request = {"target": target, "prediction": prediction, "limit_s": timeout_s}
-        try:
-            print(json.dumps(request), file=self._requests, flush=True)
-            reply = json.loads(self._replies.get(timeout=timeout_s))
-        except BaseException as error:  # Ctrl-C too: the pending reply would be taken for that to the next question
-            self.kill()
-            if isinstance(error, queue.Empty):
-                raise DataError(f"timed out after {timeout_s:g} s") from error
-            if isinstance(error, OSError | ValueError):
-                raise DataError("the worker process died") from error
-            raise
-        if "error" in reply:
-            raise DataError(reply["error"])
-        return bool(reply["equal"])
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        with contextlib.suppress(OSError):  # a request that was not read
-            self._requests.close()
+def _started() -> Worker:
+    worker = Worker("vase_cli.graders._math_worker")
+    try:
+        _equal(worker, "x+1", "1+x", _START_TIMEOUT_S)
+    except DataError as error:
+        worker.kill()
+        raise RunError(f"the math grader's worker did not start: {error}; check `pip show math-verify`") from error
+    return worker
 
 
-def _forward(replies: IO[str], to: "queue.SimpleQueue[str]") -> None:
-    with replies:
-        for line in replies:
-            to.put(line)
-    to.put("")
+def _equal(worker: Worker, target: str, prediction: str, timeout_s: float) -> bool:
+    reply = worker.ask({"target": target, "prediction": prediction, "limit_s": timeout_s}, timeout_s)
+    if "error" in reply:
+        raise DataError(reply["error"])
+    return bool(reply["equal"])
 
 
-def _end_all(workers: list[_Worker]) -> None:
+def _end_all(workers: list[Worker]) -> None:
     with contextlib.suppress(IndexError):
         while True:
             workers.pop().kill()

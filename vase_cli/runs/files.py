@@ -1,15 +1,17 @@
 """JSON documents and JSON lines: read and checked, and written so that a kill leaves whole ones."""
 
 import contextlib
+import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
-from vase_cli.errors import DataError, RunError, VaseError, file_access
+from vase_cli.errors import ConfigError, DataError, RunError, VaseError, file_access
 from vase_cli.runs.schema import Record, fault
 
 R = TypeVar("R", bound=Record)
@@ -20,7 +22,7 @@ def itself(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def read_document(path: Path, version: int, otherwise: str) -> dict[str, Any]:
+def read_document(path: Path, versions: Collection[int], otherwise: str) -> dict[str, Any]:
     """Read a .json file that states the version of its format; DataError says to restore it, or ``otherwise``."""
     try:
         with file_access("read", path, DataError), open(path, "rb", opener=itself) as file:
@@ -29,8 +31,9 @@ def read_document(path: Path, version: int, otherwise: str) -> dict[str, Any]:
         raise DataError(f"{path} is not valid JSON; restore it, or {otherwise}") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} is not a JSON object; restore it, or {otherwise}")
-    if (stored := value.get("format")) != version:
-        raise DataError(f"{path} has format {stored!r}; this version of vase reads format {version}")
+    if (stored := value.get("format")) not in versions:
+        known = " and ".join(map(str, versions))
+        raise DataError(f"{path} has format {stored!r:.40}; this version of vase reads format {known}")
     return value
 
 
@@ -56,6 +59,79 @@ def read_lines(path: Path, kind: type[R], way_out: str) -> Iterator[tuple[bytes,
                 raise DataError(f"{path}:{number}: not a JSON object; {way_out}")
             else:
                 yield line, None
+
+
+class StoredLines(Generic[R]):
+    """The records of a .jsonl file that only grows; a line that a kill cut off is left out.
+
+    ``records`` are in the order of the file, ``notes`` lines for the user about it.
+    """
+
+    def __init__(self, path: Path, kind: type[R], way_out: str) -> None:
+        """Read the file, as :func:`read_lines` does."""
+        self.path, self.records, self.notes = path, list[R](), list[str]()
+        self._whole_bytes, self._last = 0, b"\n"
+        for line, record in read_lines(path, kind, way_out):
+            if record is None:
+                self.notes.append(f"{path} ended in a cut line ({len(line)} bytes), which is left out")
+                break
+            self.records.append(record)
+            self._whole_bytes, self._last = self._whole_bytes + len(line), line
+
+    def repair(self) -> None:
+        """Cut off what follows the last whole line, and write that line's newline if it lacks one."""
+        whole = self._last.endswith(b"\n")
+        with file_access("write", self.path, ConfigError):
+            if self.path.exists() and (not whole or self.path.stat().st_size != self._whole_bytes):
+                with open(self.path, "ab", buffering=0, opener=itself) as file:
+                    file.truncate(self._whole_bytes)
+                    file.write(b"" if whole else b"\n")
+                    os.fsync(file.fileno())
+
+
+class LineWriter:
+    """Appends lines to a .jsonl file, each whole or not at all; the file is opened when the first one comes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: FileIO | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file; 0 where there is none yet."""
+        if self._file is not None:
+            return os.fstat(self._file.fileno()).st_size
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Hand a line to the system in one write, so that a kill loses none; RunError if it cannot be written.
+
+        Ctrl-C raises before the line, or when it is whole: then ``size`` has grown.
+        """
+        line = line_of(record)
+        with file_access("write", self.path, RunError):
+            if self._file is None:
+                self._file = FileIO(self.path, "ab", opener=itself)
+            descriptor = self._file.fileno()
+            before = os.fstat(descriptor)
+            if before.st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "it was deleted while the run was going on")
+            rest = line
+            try:
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    if self.size < before.st_size + len(line):
+                        os.ftruncate(descriptor, before.st_size)
+                raise
+
+    def close(self) -> None:
+        """Wait for the disk; a line that comes later opens the file again."""
+        if self._file is not None:
+            with file_access("write", self.path, RunError), self._file as file:
+                self._file = None
+                os.fsync(file.fileno())
 
 
 def checked(value: dict[str, Any], kind: type[R], where: str, way_out: str) -> R:

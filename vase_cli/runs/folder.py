@@ -4,18 +4,18 @@
 
     runs/qwen3-8b-gsm8k-vase-attnv-4x-1a2b3c4d/
         run.json             config, versions, hardware; written first, never changed
-        completions.jsonl    one line for each finished sample, appended as it finishes
+        completions.jsonl    one line for each finished text, appended as it finishes, never changed
+        grades.jsonl         one line for each graded text, appended after the text's own
         sessions.jsonl       one line for each process that worked on the run
         summary.json         the figures
-        completions.jsonl.1  as it was before the first re-grading, .2 before the second, ...
+        grades.jsonl.1       as it was before the first re-grading, .2 before the second, ...
 
-A sample reaches the operating system in one write before ``append`` returns, so killing the process
-loses none. The disk is waited for (fsync) at the start and the end only: after a power failure the
-last samples may be missing or cut, and run again.
+A line reaches the operating system in one write before ``append`` or ``append_grade`` returns, so killing
+the process loses none. The disk is waited for (fsync) at the start and the end only: after a power failure
+the last lines may be missing or cut, and those samples run, or are graded, again.
 """
 
 import contextlib
-import errno
 import hashlib
 import itertools
 import json
@@ -26,16 +26,25 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from vase_cli.errors import ConfigError, DataError, RunError, VaseError, file_access, user_path
-from vase_cli.runs.files import checked, itself, line_of, read_document, read_lines, write_document, write_file
-from vase_cli.runs.schema import FORMAT, Record, Run, Sample, Session, Summary
+from vase_cli.runs.files import (
+    LineWriter,
+    StoredLines,
+    checked,
+    itself,
+    line_of,
+    read_document,
+    read_lines,
+    write_document,
+    write_file,
+)
+from vase_cli.runs.schema import READABLE_FORMATS, Run, Sample, SampleGrade, Session, Summary
 
 RUN_FILE, SUMMARY_FILE = "run.json", "summary.json"
-COMPLETIONS_FILE, SESSIONS_FILE = "completions.jsonl", "sessions.jsonl"
+COMPLETIONS_FILE, GRADES_FILE, SESSIONS_FILE = "completions.jsonl", "grades.jsonl", "sessions.jsonl"
 _LONGEST_NAME = 150  # bytes; file systems allow 255
 
 
@@ -50,29 +59,35 @@ class StoredRun:
     def __init__(self, path: Path) -> None:
         """Read the folder: ConfigError if it is not a run's, DataError if more is broken than a cut last line."""
         _require_run_folder(path)
-        self.path, self.notes = path, list[str]()
+        self.path = path
         self.samples: dict[str, Sample] = {}
         afresh = "move the folder away and start the run again"
-        run = read_document(path / RUN_FILE, FORMAT, afresh)
+        run = read_document(path / RUN_FILE, READABLE_FORMATS, afresh)
         self.run = checked(run, Run, str(path / RUN_FILE), f"restore it, or {afresh}")
+        if self.run.config_hash != config_hash(self.run.config):
+            changed = "its config was changed: it is not that of its config_hash"
+            raise DataError(f"{path / RUN_FILE}: {changed}; restore it, or {afresh}")
         self.sessions = read_sessions(path)
-        completions = path / COMPLETIONS_FILE
+        way_out = "restore the line, or delete it to {} its sample again"
+        self._texts = StoredLines(path / COMPLETIONS_FILE, Sample, way_out.format("run"))
+        self._grades = StoredLines(path / GRADES_FILE, SampleGrade, way_out.format("grade"))
         names = {task.name for task in self.run.tasks}
-        self._whole_bytes, last, repeated = 0, b"\n", 0
-        for line, sample in read_lines(completions, Sample, "restore the line, or delete it to run its sample again"):
-            if sample is None:
-                self.notes.append(f"{completions} ended in a cut line ({len(line)} bytes), which is left out")
-                break
+        for sample in self._texts.records:
             if sample.task not in names:
                 of = f"sample {sample.id} is of task '{sample.task}'"
-                raise DataError(f"{completions}: {of}, which {RUN_FILE} does not name; delete its line")
-            repeated += sample.id in self.samples
+                raise DataError(f"{self._texts.path}: {of}, which {RUN_FILE} does not name; delete its line")
+            if sample.grade is not None and sample.finish_reason != "error":  # as format 1 has it
+                sample = sample.model_copy(update={"error": None, "grade_error": sample.error})
             self.samples.setdefault(sample.id, sample)
-            self._whole_bytes, last = self._whole_bytes + len(line), line
-        self._missing_newline = b"" if last.endswith(b"\n") else b"\n"
-        if repeated:
+        self.notes = [*self._texts.notes, *self._grades.notes]
+        if repeated := len(self._texts.records) - len(self.samples):
             known = f"{repeated} records whose id it has already"
-            self.notes.append(f"{completions} holds {known}; the first of each counts")
+            self.notes.append(f"{self._texts.path} holds {known}; the first of each counts")
+        # After a power failure there may be the grade of a text that was lost.
+        self._has_lost_texts = any(grade.id not in self.samples for grade in self._grades.records)
+        for grade in self._grades.records:
+            if grade.id in self.samples:
+                self.samples[grade.id] = self.samples[grade.id].graded(grade)
 
 
 class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None]):
@@ -87,7 +102,6 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
         ConfigError if it is in use, not a run's, of another config or other problems, or cannot be written; DataError
         if a file in it is broken, other than a cut last line.
         """
-        self._completions: FileIO | None = None
         self._measured: Mapping[str, Any] | None = None  # by this process, and not yet closed
         self._started_at, self._started, self._process = now(), time.monotonic(), os.getpid()
         if run is None:
@@ -100,8 +114,8 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
         with contextlib.ExitStack() as lock:
             lock.enter_context(lock_folder(path))
             if run is not None and not (path / RUN_FILE).exists():
-                if (path / COMPLETIONS_FILE).exists():
-                    what = f"has {COMPLETIONS_FILE} but no {RUN_FILE}"
+                if orphans := [name for name in (COMPLETIONS_FILE, GRADES_FILE) if (path / name).exists()]:
+                    what = f"has {orphans[0]} but no {RUN_FILE}"
                     raise ConfigError(f"{path} {what}; restore it, or move the folder away")
                 write_document(path / RUN_FILE, run.model_dump(), ConfigError)
             super().__init__(path)
@@ -109,52 +123,59 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
             for difference in _differences(self.run, run or self.run):
                 raise ConfigError(f"{path} {difference}; move the folder away or choose another output folder")
             self.notes[:0] = _changes(self.run, run or self.run)
-            self._repair()
+            self._texts.repair()
+            self._grades.repair()
+            if self._has_lost_texts:
+                self._write_grades(self.samples.values())
+            self._text_writer, self._grade_writer = LineWriter(self._texts.path), LineWriter(self._grades.path)
             self._lock = lock.pop_all()
 
     def append(self, sample: Sample) -> None:
-        """Store one finished sample; it is safe from a kill when this returns."""
+        """Store one finished text; it is safe from a kill when this returns."""
         if sample.id in self.samples:
             raise ValueError(f"sample {sample.id} is stored already")
-        line = line_of(dict(sample))
-        path = self.path / COMPLETIONS_FILE
-        with file_access("write", path, RunError):
-            if self._completions is None:
-                self._completions = FileIO(path, "ab", opener=itself)
-            descriptor = self._completions.fileno()
-            before = os.fstat(descriptor)
-            if before.st_nlink == 0:
-                raise FileNotFoundError(errno.ENOENT, "it was deleted while the run was going on")
-            try:
-                while line:
-                    line = line[os.write(descriptor, line) :]
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(descriptor, before.st_size)
-                raise
+        size = self._text_writer.size
         self.samples[sample.id] = sample
+        try:
+            self._text_writer.append(sample.text_line())
+        except BaseException:
+            if self._text_writer.size == size:
+                del self.samples[sample.id]
+            raise
 
-    def replace_completions(self, samples: Iterable[Sample]) -> Path | None:
-        """Replace every sample by the one of its id, as grading again does, in one step.
+    def append_grade(self, grade: SampleGrade) -> Sample:
+        """Store the grade of a stored text that has none; returns the sample with it."""
+        if self.samples[grade.id].grade is not None:
+            raise ValueError(f"sample {grade.id} is graded already")
+        self._grade_writer.append(dict(grade))
+        self.samples[grade.id] = self.samples[grade.id].graded(grade)
+        return self.samples[grade.id]
 
-        Returns the file that keeps the old samples (completions.jsonl.1, then .2, ...); None if nothing changed.
+    def replace_grades(self, grades: Iterable[SampleGrade]) -> Path | None:
+        """Replace the grade of every sample, as grading again does, in one step; texts stay as they are.
+
+        Returns the file that keeps the old grades (grades.jsonl.1, then .2, ...; completions.jsonl for those of format
+        1), None if nothing changed or there were none.
         """
-        new = {sample.id: sample for sample in samples}
-        if new.keys() != self.samples.keys():
-            raise ValueError("the new samples are not those that are stored")
+        by_id = {grade.id: grade for grade in grades}
+        if by_id.keys() != self.samples.keys():
+            raise ValueError("the grades are not those of the stored samples")
+        new = {identifier: sample.graded(by_id[identifier]) for identifier, sample in self.samples.items()}
         if new == self.samples:
             return None
-        path = self.path / COMPLETIONS_FILE
-        numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
-        backup = next(itertools.filterfalse(os.path.lexists, numbered))
-        self._close_completions()
-        with file_access("write", path, RunError):
-            try:
-                os.link(path, backup)
-            except OSError:  # a file system without hard links
-                shutil.copy2(path, backup)
-        self._write_lines(COMPLETIONS_FILE, [new[identifier] for identifier in self.samples])
-        self.samples = {identifier: new[identifier] for identifier in self.samples}
+        path = self._grades.path
+        self._grade_writer.close()
+        backup = None if all(sample.grade is None for sample in self.samples.values()) else self._texts.path
+        if path.exists():
+            numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+            backup = next(itertools.filterfalse(os.path.lexists, numbered))
+            with file_access("write", path, RunError):
+                try:
+                    os.link(path, backup)
+                except OSError:  # a file system without hard links
+                    shutil.copy2(path, backup)
+        self._write_grades(new.values())
+        self.samples = new
         return backup
 
     def record_session(self, measured: Mapping[str, Any]) -> None:
@@ -171,7 +192,8 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
         if os.getpid() != self._process:
             return
         with self._lock:
-            self._close_completions()
+            self._text_writer.close()
+            self._grade_writer.close()
             if self._measured is not None:
                 self._write_session(self._measured, closed=True)
                 self._measured = None
@@ -181,31 +203,17 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
         with contextlib.suppress(VaseError) if kind is not None else contextlib.nullcontext():
             self.close()
 
-    def _repair(self) -> None:
-        """Cut off what follows the last whole line, and write that line's newline if it lacks one."""
-        path = self.path / COMPLETIONS_FILE
-        with file_access("write", path, ConfigError):
-            if path.exists() and (self._missing_newline or path.stat().st_size != self._whole_bytes):
-                with open(path, "ab", buffering=0, opener=itself) as file:
-                    file.truncate(self._whole_bytes)
-                    file.write(self._missing_newline)
-                    os.fsync(file.fileno())
-
     def _write_session(self, measured: Mapping[str, Any], *, closed: bool) -> None:
         own: dict[str, Any] = {"host": socket.gethostname(), "pid": self._process, "started_at": self._started_at}
         wall_s = round(time.monotonic() - self._started, 3)
         session = Session(**own, updated_at=now(), closed=closed, wall_s=wall_s, **measured)
         self.sessions[self._earlier_sessions :] = [session]
-        self._write_lines(SESSIONS_FILE, self.sessions, durable=closed)
+        lines = b"".join(line_of(dict(session)) for session in self.sessions)
+        write_file(self.path / SESSIONS_FILE, lines, durable=closed)
 
-    def _write_lines(self, name: str, records: Iterable[Record], *, durable: bool = True) -> None:
-        write_file(self.path / name, b"".join(line_of(dict(record)) for record in records), durable=durable)
-
-    def _close_completions(self) -> None:
-        if self._completions is not None:
-            with file_access("write", self.path / COMPLETIONS_FILE, RunError), self._completions as file:
-                self._completions = None
-                os.fsync(file.fileno())
+    def _write_grades(self, samples: Iterable[Sample]) -> None:
+        graded = (sample for sample in samples if sample.published is not None)
+        write_file(self._grades.path, b"".join(line_of(sample.grade_line()) for sample in graded))
 
 
 def _require_run_folder(path: Path) -> None:

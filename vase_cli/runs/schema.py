@@ -1,12 +1,17 @@
 """Every key of a run folder's files: the records check what is written and read, and describe themselves."""
 
 import json
-from typing import Any, Literal, dataclass_transform
+from typing import Any, Literal, TypeAlias, dataclass_transform
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the files' format, stored in run.json."""
+
+READABLE_FORMATS = (1, FORMAT)
+"""1 has the grade in the line of its text, and no published verdict."""
+
+Verdict: TypeAlias = Literal["correct", "wrong", "no_answer", "error"]
 
 
 def key(meaning: str, unit: str = "", *, timing: bool = False) -> Any:
@@ -54,8 +59,8 @@ class Run(Record):
     command: list[str] = key("the command line, one string for each argument")
 
 
-class Sample(Record):
-    """A line of completions.jsonl: one finished sample."""
+class SampleText(Record):
+    """A line of completions.jsonl: one finished text."""
 
     id: str = key("task/problem id/sample; unique in the file")
     task: str = key("name of the task")
@@ -67,19 +72,56 @@ class Sample(Record):
     text: str = key("what the model wrote")
     thought_open: bool = key("the prompt already opened <think>, so text starts inside the thought")
     finish_reason: Literal["stop", "length", "error"] = key("an end token, the token limit, or an error")
-    error: str | None = key("what went wrong with this sample, in generation or grading")
-    grade: Literal["correct", "wrong", "no_answer", "error"] | None = key(
-        "the grader's verdict, or error if generation failed; null for a prompt without a right answer"
-    )
-    extracted: str | None = key("the answer found in the text")
-    rule: str = key("extraction rule that found it: boxed, or the name of a fallback; empty if none did")
-    gold: str = key("the right answer")
+    error: str | None = key("what went wrong with this sample in generation")
+    gold: str = key("the right answer; empty for a prompt without one")
     cuts: int = key("times the sequence's cache was cut back to the budget")
     cached_tokens: int = key("tokens held for each KV head at the end", "tokens")
     repetition: bool = key("the text ends in a loop: a phrase five times in a row in its last 500 characters")
     garbage: bool = key("the last 200 characters are mostly not text")
     latency_s: float = key("from the sample's admission to its last token", "s", timing=True)
     metadata: dict[str, Any] = key("what the task adds, such as the order of the options")
+
+
+class SampleGrade(Record):
+    """A line of grades.jsonl: the verdicts on one text."""
+
+    id: str = key("id of the text's line in completions.jsonl")
+    grade: Verdict = key("strict verdict, on the answer after the thought; error: undecided, or generation failed")
+    extracted: str | None = key("the answer found behind the thought")
+    rule: str = key("extraction rule that found it: boxed, or the name of a fallback; empty if none did")
+    grade_error: str | None = key("why the grader could not decide")
+    grade_limit: Literal["time", "length"] | None = key(
+        "limit that the answer ran into: time, at which grading stops, or length, over which it is compared as text"
+    )
+    published: Verdict = key("published verdict, on the last \\boxed{} anywhere in the text, the thought included")
+    published_extracted: str | None = key("the answer in that box")
+
+
+class Sample(SampleText):
+    """A text with its verdicts, as in its lines of completions.jsonl and grades.jsonl.
+
+    ``grade`` is None as long as there is none, ``published`` also for a grade of format 1.
+    """
+
+    grade: Verdict | None = None
+    extracted: str | None = None
+    rule: str = ""
+    grade_error: str | None = None
+    grade_limit: Literal["time", "length"] | None = None
+    published: Verdict | None = None
+    published_extracted: str | None = None
+
+    def text_line(self) -> dict[str, Any]:
+        """What completions.jsonl holds of it."""
+        return {name: getattr(self, name) for name in SampleText.model_fields}
+
+    def grade_line(self) -> dict[str, Any]:
+        """What grades.jsonl holds of it."""
+        return {name: getattr(self, name) for name in SampleGrade.model_fields}
+
+    def graded(self, grade: "SampleGrade") -> "Sample":
+        """This text with these verdicts."""
+        return self.model_copy(update=dict(grade))
 
 
 class Session(Record):
@@ -111,15 +153,26 @@ class Metrics(Record):
     planned_problems: int = key("problems of the run")
     samples: int = key("finished samples")
     planned_samples: int = key("samples of the run")
-    complete: bool = key("every planned sample is finished; if not, every figure is of a part")
-    accuracy: float | None = key("mean over problems of the mean over samples; only 'correct' counts", "fraction")
+    ungraded: int = key("finished samples whose grade is still to come; the same command grades them", "samples")
+    complete: bool = key("every planned sample is finished and graded; if not, every figure is of a part")
+    accuracy: float | None = key(
+        "by strict verdicts: mean over problems of the mean over samples; only 'correct' counts", "fraction"
+    )
     standard_error: float | None = key("of accuracy, over problems; null for fewer than two", "fraction")
-    strict_accuracy: float | None = key("accuracy if answers found by a fallback counted as wrong", "fraction")
+    published_accuracy: float | None = key(
+        "accuracy by published verdicts; null where some are not known, and `vase grade` makes them", "fraction"
+    )
+    verdicts_differ: int = key("samples that are correct by one of the two verdicts and not by the other", "samples")
+    boxed_accuracy: float | None = key("accuracy if answers found by a fallback counted as wrong", "fraction")
     pass_at_k: dict[str, float] = key(
         "for k = 1, 2, 4, ... up to the fewest samples of a problem: unbiased pass@k", "fraction"
     )
     no_answer_share: float | None = key("samples without an answer", "fraction")
-    truncated_share: float | None = key("samples that ended at the token limit", "fraction")
+    truncated_share: float | None = key("samples that ended at a token limit", "fraction")
+    limits: dict[str, int] = key(
+        "samples that hit each limit: max_new_tokens, max_total_tokens; grading_time and answer_length of grades",
+        "samples",
+    )
     loop_share: float | None = key("samples that end in a loop", "fraction")
     garbage_share: float | None = key("samples whose tail is mostly not text", "fraction")
     error_share: float | None = key("samples that failed in generation or grading", "fraction")
@@ -139,7 +192,7 @@ class Summary(Record):
 
     name: str = key("name of the run folder")
     config_hash: str = key("as in run.json")
-    complete: bool = key("every planned sample is finished")
+    complete: bool = key("every planned sample is finished and graded")
     samples: int = key("finished samples")
     planned_samples: int = key("samples of the run")
     tasks: dict[str, Metrics] = key("for each task, its figures; see 'summary.json overall, tasks.*'")
@@ -167,7 +220,8 @@ class Summary(Record):
 SCHEMA: dict[str, type[Record]] = {
     "run.json": Run,
     "run.json tasks[]": RunTask,
-    "completions.jsonl": Sample,
+    "completions.jsonl": SampleText,
+    "grades.jsonl": SampleGrade,
     "sessions.jsonl": Session,
     "summary.json": Summary,
     "summary.json overall, tasks.*": Metrics,
