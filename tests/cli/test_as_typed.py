@@ -67,6 +67,8 @@ def test_tasks_that_the_embedded_model_does_not_solve_are_refused_and_it_says_wh
     assert vase.refused("eval", "gsm8k", "aime") == f"no recipe for gsm8k, aime24, aime25, aime26: {NO_FILES}; {advice}"
     Path("mine.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     assert vase.refused("eval", "mine.jsonl", "--grader", "math").startswith("no recipe for mine: qwen3-0.6b fits")
+    assert vase.refused("calibrate", "--task", "gsm9k") == "no task 'gsm9k'; did you mean 'gsm8k'?"
+    assert vase.refused("calibrate", "--task", "aime").startswith("--task aime is 3 tasks; name one of aime24")
     assert vase.refused("calibrate", "--task", "gsm8k") == f"no recipe for gsm8k: {NO_FILES}; {advice}"
 
 

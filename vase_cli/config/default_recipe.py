@@ -6,7 +6,7 @@ hub's cache), or else the hub must answer. Of several the first of these decides
 
 1. a model whose entry's ``solves`` names the tasks;
 2. off a CUDA GPU, a model of at most ``QUICK_PARAMETERS``;
-3. files that are here; the hub is asked only where 1 and 2 leave none of these, and only for models of 2;
+3. files that are here; the hub is asked only where no model of 2 has them, and only for models of 2;
 4. a model that thinks;
 5. the most parameters;
 6. the name.
