@@ -24,11 +24,11 @@ LINE = [
     ["eviction", "attention", "graders", "runs", "reports"],
     ["kernels"],
     ["randomness"],
-    ["plugins", "device", "tensor_files"],
+    ["plugins", "device", "hub", "tensor_files"],
     ["errors"],
 ]
 ROW = {name: row for row, names in enumerate(LINE) for name in names}
-FLAT = {"errors", "plugins", "randomness", "device", "tensor_files"}
+FLAT = {"errors", "plugins", "randomness", "device", "hub", "tensor_files"}
 
 # What a room may use of the product, where that is less than its row allows.
 OWN = {
@@ -46,7 +46,7 @@ WITH_TORCH = {
     "attention", "bench", "calibration", "engine", "eviction", "kernels", "models", "randomness", "tensor_files",
 }  # fmt: skip
 # Where torch has no place at all.
-WITHOUT_TORCH = {"config", "errors", "evaluation", "graders", "plugins", "reports", "runs", "tasks"}
+WITHOUT_TORCH = {"config", "errors", "evaluation", "graders", "hub", "plugins", "reports", "runs", "tasks"}
 # The rest, where torch waits until a command or a device asks for it.
 WAITING = {"cli", "device"}
 
@@ -66,7 +66,7 @@ OTHERS = {
     "pyarrow": ({"tasks/_files"}, True),
     "pydantic": ({"config", "runs"}, False),
     "sympy": ({"graders/_math_equal"}, True),
-    "huggingface_hub": ({"models", "cli/doctor", "tasks/_hub"}, True),
+    "huggingface_hub": ({"models", "hub", "tasks/_hub"}, True),
     "safetensors": ({"models", "tensor_files"}, True),
     "yaml": ({"config/yaml"}, False),
     "numpy": ({"reports"}, True),

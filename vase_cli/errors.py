@@ -94,7 +94,7 @@ def user_path(name: str | Path, kind: type[VaseError], within: Path = Path()) ->
 
 def nearest(name: str, known: Collection[str]) -> str | None:
     """The known name nearest to a mistyped one, if any is near."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), None)
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.65)), None)
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

@@ -13,7 +13,8 @@ import torch
 from helpers.cli_examples import Outcome, Shell, a_device, files_under, open_shell
 
 from vase_cli.cli import doctor
-from vase_cli.config import catalog
+from vase_cli.config import default_recipe
+from vase_cli.config.catalog import Catalog
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_a_machine_that_can_work(vase: Shell) -> None:
     assert outcome.code == 0
     assert list(found) == [
         "Python", "PyTorch", "memory", "GPU", "Triton", "FlashAttention2", "transformers", "huggingface-hub",
-        "datasets", "math-verify", "hub cache", "recipes that fit",
+        "datasets", "math-verify", "hub cache", "recipes that fit", "recipe taken",
     ]  # fmt: skip
     assert found["PyTorch"][1].startswith(torch.__version__)
     assert found["GPU"] == ("note", "PyTorch sees none: everything runs on the CPU")
@@ -80,7 +81,7 @@ def test_without_the_hub_library_the_rest_is_still_said(vase: Shell, monkeypatch
         importlib.util, "find_spec", lambda name: None if name == "huggingface_hub" else find_spec(name)
     )
     found = findings(vase("doctor"))
-    assert "hub" not in found and "hub cache" not in found and found["recipes that fit"]
+    assert "hub" not in found and "hub cache" not in found and found["huggingface-hub"]
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -97,12 +98,32 @@ def test_the_hub_is_asked_unless_offline(vase: Shell, monkeypatch: pytest.Monkey
             raise urllib.error.URLError("no route to host")
         return Answer()
 
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(default_recipe, "Device", a_device("cuda", 140 * 2**30, "a GPU, 140.0 GiB free"))
     outcome = vase("doctor")
-    status, text = findings(outcome)["hub"]
-    assert outcome.code == 0 and len(asked) == 1
+    found = findings(outcome)
+    status, text = found["hub"]
+    assert outcome.code == 0 and len(asked) == 1, "once, for all findings"
     expected = ("ok", "answers") if answers else ("note", "(no route to host): use --model FOLDER and --data FILE")
     assert status == expected[0] and text.endswith(expected[1])
+    assert found["recipe taken"] == (
+        ("ok", "qwen3-32b, the largest thinking model of the 10 recipes that fit this machine (a GPU, 140.0 GiB free); "
+               "its files are not here, 61.0 GiB come from the hub")
+        if answers else
+        ("note", "tiny-reasoner, it solves recurrence only (`vase tasks show recurrence`); qwen3-32b fits this machine "
+                 "(a GPU, 140.0 GiB free), but its files are not here and https://huggingface.co is not reachable "
+                 "(no route to host)")
+    )  # fmt: skip
+
+
+def test_the_recipe_of_the_environment_is_the_one_taken(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VASE_RECIPE", "qwen3-8b")
+    assert findings(vase("doctor", "--offline"))["recipe taken"] == ("ok", "qwen3-8b, which $VASE_RECIPE names")
+    monkeypatch.setenv("VASE_RECIPE", "qwen3-8bb")
+    outcome = vase("doctor", "--offline")
+    assert outcome.code == 1
+    assert findings(outcome)["recipe taken"] == ("bad", "no recipe 'qwen3-8bb'; did you mean 'qwen3-8b'?")
 
 
 def test_a_cache_that_cannot_be_written_is_bad(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +177,7 @@ def test_recipes_that_fit(
     fit: set[str],
     do_not_fit: set[str],
 ) -> None:
-    monkeypatch.setattr(catalog, "Device", a_device(device_type, free_gib * 2**30, "a machine"))
+    monkeypatch.setattr(default_recipe, "Device", a_device(device_type, free_gib * 2**30, "a machine"))
     _, text = findings(vase("doctor", "--offline"))["recipes that fit"]
     fitting = set(text.split(", "))
     assert fit <= fitting and not fitting & do_not_fit
@@ -180,18 +201,19 @@ def test_a_gpu_is_measured_by_its_free_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
-    fits = catalog.Catalog.open().recipes_that_fit
-    (first, fit_first), (second, fit_second), (processor, _) = map(fits, ("auto", "cuda:1", "cpu"))
-    assert (first.type, first.description) == ("cuda", "GPU 0, 1.0 GiB free")
-    assert second.description == "GPU 1, 2.0 GiB free"
-    assert len(fit_second) > len(fit_first) > 0
-    assert processor.type == "cpu"
+    catalog = Catalog.open()
+    first, second, processor = (default_recipe.Candidates.find(catalog, name) for name in ("auto", "cuda:1", "cpu"))
+    assert (first.device.type, first.device.description) == ("cuda", "GPU 0, 1.0 GiB free")
+    assert second.device.description == "GPU 1, 2.0 GiB free"
+    assert len(second.fitting) > len(first.fitting) > 0
+    assert processor.device.type == "cpu"
 
 
 def test_an_address_that_is_none_is_a_note(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def urlopen(address: str, timeout: float) -> object:
         raise http.client.InvalidURL("URL can't contain control characters")
 
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
     status, text = findings(vase("doctor"))["hub"]
     assert status == "note" and "is not reachable (URL can't contain control characters)" in text

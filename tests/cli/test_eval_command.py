@@ -1,19 +1,16 @@
 """``vase eval`` as a user meets it: what it refuses, prints and writes."""
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.cli_examples import (
     SMALL,
     Shell,
-    a_device,
     help_words,
     only_run,
     open_shell,
@@ -23,9 +20,7 @@ from helpers.cli_examples import (
 )
 
 from vase_cli import plugins
-from vase_cli.config import catalog
 from vase_cli.engine import factory, plan
-from vase_cli.models import language_model as models
 
 MakeModel = Callable[..., Path]
 
@@ -284,28 +279,6 @@ def test_a_budget_above_the_limit_is_a_warning(vase: Shell, model: Path) -> None
 # --- what is chosen when little is named --------------------------------------------------------------------
 
 
-def test_named_tasks_without_a_recipe_say_which_fit(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "Device", a_device("cpu", 6 * 2**30, "no GPU, 6.0 GiB of memory free"))
-    refusal = vase.refused("eval", "gsm8k", "aime")
-    fits = "this machine (no GPU, 6.0 GiB of memory free) fits qwen3-0.6b"  # and the embedded model, of no use here
-    assert refusal == f"no recipe for gsm8k aime: name one with --recipe or $VASE_RECIPE; {fits}"
-    monkeypatch.setattr(catalog, "Device", a_device("cpu", 500 * 2**30, "no GPU, 500.0 GiB of memory free"))
-    assert re.search(r"GiB of memory free\) fits \S+, \S+, \S+ and others$", vase.refused("eval", "gsm8k"))
-
-
-@pytest.mark.parametrize(
-    ("device_type", "free_gib", "chosen"), [("cuda", 140, True), ("cuda", 8, False), ("cpu", 500, False)]
-)
-def test_qwen3_8b_is_chosen_only_for_a_gpu_that_holds_it(
-    vase: Shell, monkeypatch: pytest.MonkeyPatch, device_type: str, free_gib: int, chosen: bool
-) -> None:
-    monkeypatch.setattr(catalog, "Device", a_device(device_type, free_gib * 2**30, "a machine"))
-    monkeypatch.setattr(plan, "describe", describe := Recorder())
-    refusal = vase.refused("eval", "gsm8k")
-    assert [entry.hub_id for entry, *_ in describe.calls] == (["Qwen/Qwen3-8B"] if chosen else [])
-    assert refusal.startswith("no recipe for gsm8k") != chosen
-
-
 def test_one_file_in_the_environment_is_for_one_task(vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VASE_DATA", "mine.jsonl")
     refusal = vase.refused("eval", "gsm8k", "math500", "--model", model, *SMALL)
@@ -324,14 +297,3 @@ def test_the_environment_names_the_recipe(vase: Shell, model: Path, monkeypatch:
     assert run["options"]["recipe"] == "own"
     vase("eval", "--grader", "number").lines()
     assert len(list(Path("runs").iterdir())) == 1, "the recipe's own task is another run than the same task named"
-
-
-class Recorder:
-    """Takes a call and refuses it as the model's loader does."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-
-    def __call__(self, *arguments: Any) -> Any:
-        self.calls.append(arguments)
-        raise models.ModelError("not here")

@@ -124,6 +124,8 @@ def test_unknown_names() -> None:
     catalog = Catalog.open()
     with pytest.raises(ConfigError, match=r"no recipe 'qwen3-9b'; did you mean 'qwen3-8b'\?"):
         catalog.find("recipes", "qwen3-9b")
+    with pytest.raises(ConfigError, match=r"no recipe 'gemma3-4b'; there are: "):  # half of its letters are another's
+        catalog.find("recipes", "gemma3-4b")
     with pytest.raises(ConfigError, match=r"no zoo entry 'zzz'; there are: .*qwen3-8b"):
         catalog.find("zoo", "zzz")
     with pytest.raises(ConfigError, match="model 'qwen3-9b' is no zoo entry, folder or hub id; did you mean"):

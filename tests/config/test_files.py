@@ -222,6 +222,8 @@ ENTRY_REFUSALS = {
     "silent greedy": ("path: .\nsampling:\n  plain: {top_p: 0.9}", "3: sampling.plain: temperature is missing"),
     "sampling": ("path: .\nsampling:\n  plain: {temperature: 1, top_p: 0}", "3: sampling.plain.top_p: 0.0 is not"),
     "ratio": ("path: .\nbudgets: {gsm8k: 4x}", "2: budgets.gsm8k: must be a whole number of tokens, not '4x'"),
+    "solved task": ("path: .\nsolves: [aime24,\n  gsm]", "3: solves: no task of that name; did you mean 'gsm8k'?"),
+    "solves nothing": ("path: .\nsolves: []", "2: solves: must be a list with something in it"),
     "task": ("path: .\ndense_tokens: {gsm: 5}", "2: dense_tokens.gsm: no task of that name; did you mean 'gsm8k'?"),
     "a recipe": ("path: .\nmodel: qwen3-8b", "2: model: unknown key"),
 }  # fmt: skip

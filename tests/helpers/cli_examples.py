@@ -74,6 +74,7 @@ def open_shell(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(folder / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
     (folder / "work").mkdir()
     monkeypatch.chdir(folder / "work")
     return Shell(capsys)
@@ -89,6 +90,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VASE_")}
     return kept | {
         "HOME": str(folder),
+        "HF_HUB_CACHE": str(folder / "hub"),
         "XDG_CONFIG_HOME": str(folder / "config"),
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "80",

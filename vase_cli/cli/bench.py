@@ -49,7 +49,8 @@ def bench(
 ) -> None:
     """Measure decoding: every method at every budget, number of slots and length of text.
 
-    JSON lines go to stdout, one for each cell and a summary last; the table goes to stderr.
+    Without --shape, a recipe or a model it takes the best recipe that fits the device, and says which. JSON lines go to
+    stdout, one for each cell and a summary last; the table goes to stderr.
     """
     if shape is not None and (named := overrides.recipe or overrides.model):
         raise ConfigError(f"--shape {shape} and {named}: random weights or a real model, leave one out")

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,10 @@ from vase_cli.cli.output import AsJson, echo, print_json, print_tables
 from vase_cli.config.catalog import BUILT_IN, user_folder
 from vase_cli.errors import ConfigError, RunError, file_access
 
+if TYPE_CHECKING:
+    from vase_cli.tasks.base import Task
+
+_TASK = "gsm8k"
 _TASK_HELP = "Whose problems are solved; gsm8k, or the recipe's if it has one only."
 _RULE_HELP = (
     "Where each head's threshold is: quantile:0.95, the value range that 95% of the tokens stay within; "
@@ -35,22 +39,19 @@ def calibrate(
     """Measure a model's value states, and fit the thresholds above which a token is an outlier.
 
     Problems are solved with the full cache. The figures, a page and the thresholds go into a folder, and the
-    thresholds into the model's zoo entry, in your own folder. The same command again goes on where it stopped.
+    thresholds into the model's zoo entry, in your own folder. Without a recipe or model it takes the best recipe that
+    fits the device, and says which. The same command again goes on where it stopped.
     """
     from vase_cli.config.threshold_facts import entry_to_write, parse_rule
-    from vase_cli.tasks.base import resolve_tasks
 
     unused = [name for name, value in (("--budget", overrides.budget), ("-o", overrides.method_options)) if value]
     if unused and not validate:
         raise ConfigError(f"{' and '.join(unused)} without --validate: only its runs evict; add it, or leave them out")
     fit_rule = parse_rule(rule)
-    overrides = overrides.with_recipe()
+    asked = None if task is None else _only_task(task)
+    overrides = overrides.with_recipe([_TASK if asked is None else asked.name], or_own=asked is None)
     own, entry = overrides.resolve(overrides.changes(limit=problems))
-    name = task or (own.tasks[0] if len(own.tasks) == 1 else "gsm8k")
-    named = resolve_tasks([name])
-    if len(named) != 1:
-        members = ", ".join(member.name for member in named)
-        raise ConfigError(f"--task {name} is {len(named)} tasks; name one of {members}")
+    solved = asked or _only_task(own.tasks[0] if len(own.tasks) == 1 else _TASK)
     full = dataclasses.replace(own, method="full", method_options={}, budget=None, budgets={}, samples=1)
 
     from vase_cli.calibration import calibrate as calibration
@@ -66,9 +67,9 @@ def calibrate(
     destination = user_folder() / "zoo" if overrides.zoo is None else overrides.zoo
     built_in = entry.source is not None and overrides.catalog().find("zoo", entry.name).source == BUILT_IN
     entry_to_write(entry, destination, built_in=built_in)
-    (eval_task,) = prepare(factory.plan, named, data=data)
+    (eval_task,) = prepare(factory.plan, [solved], data=data)
     if validate:
-        validation.check_validation(own, entry, named[0], data)
+        validation.check_validation(own, entry, solved, data)
     with EvalProgress() as bar:
         measured = calibration.calibrate(
             factory, eval_task, root=out, rule=fit_rule, command=sys.argv, progress=bar, raw=raw
@@ -80,7 +81,7 @@ def calibrate(
         calibrated = dataclasses.replace(entry, thresholds=str(thresholds))
         with EvalProgress() as bar:
             runs = validation.validate(
-                path, own, calibrated, factory, named[0], rule=facts["rule"], data=data, command=sys.argv,
+                path, own, calibrated, factory, solved, rule=facts["rule"], data=data, command=sys.argv,
                 progress=bar, raw=raw,
             )  # fmt: skip
         tables += comparison_tables(runs)
@@ -93,6 +94,16 @@ def calibrate(
     if entry.source is None:
         model = entry_path.parent.name if entry_path.name == "entry.yaml" else entry_path.stem
         echo(f"use the thresholds with --model {model} -o outliers=threshold", err=True)
+
+
+def _only_task(name: str) -> "Task":
+    from vase_cli.tasks.base import resolve_tasks
+
+    task, *others = resolve_tasks([name])
+    if others:
+        members = ", ".join(member.name for member in (task, *others))
+        raise ConfigError(f"--task {name} is {1 + len(others)} tasks; name one of {members}")
+    return task
 
 
 def write_page(folder: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """``vase doctor``: what this machine has, and what is missing."""
 
 import importlib.util
+import os
 import platform
 import tempfile
 from collections.abc import Generator, Iterator
@@ -10,10 +11,11 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from vase_cli import plugins
+from vase_cli import hub, plugins
 from vase_cli.cli import options
 from vase_cli.cli.output import echo
 from vase_cli.config.catalog import Catalog
+from vase_cli.config.default_recipe import PROMPTS, Candidates
 from vase_cli.config.resolve import check_option
 from vase_cli.errors import ConfigError, VaseError
 from vase_cli.runs.environment import library_version
@@ -49,14 +51,31 @@ def _findings(device: str, catalog: Catalog, *, offline: bool) -> Iterator[Findi
     for name in ("transformers", "huggingface-hub", "datasets", "math-verify"):
         version = library_version(name)
         yield Finding(name, "ok" if version else "bad", version or f"is not installed: pip install {name}")
-    if importlib.util.find_spec("huggingface_hub"):
-        yield from _hub(offline=offline)
-    if torch_found:
+    silent: str | None = "the hub is not asked (--offline)"
+    if hub_found := importlib.util.find_spec("huggingface_hub") is not None:
+        silent = yield from _hub(silent if offline else None)
+    if torch_found and hub_found:
         try:
-            _, fitting = catalog.recipes_that_fit(device)
+            candidates = Candidates.find(catalog, device)
+            fitting = [candidate.recipe.name for candidate in candidates.fitting]
             yield Finding("recipes that fit", "ok" if fitting else "note", ", ".join(fitting) or "none")
         except VaseError as error:
             yield Finding("recipes that fit", "bad", str(error))
+            return
+        yield _recipe_taken(catalog, candidates, silent)
+
+
+def _recipe_taken(catalog: Catalog, candidates: Candidates, silent: str | None) -> Finding:
+    """What `vase run` takes without a recipe; a task that a model was made for may take another."""
+    subject = "recipe taken"
+    try:
+        if named := os.environ.get("VASE_RECIPE"):
+            catalog.resolve(named, {})
+            return Finding(subject, "ok", f"{named}, which $VASE_RECIPE names")
+        choice = candidates.choose(PROMPTS, or_own=True, silence=lambda: silent)
+        return Finding(subject, "note" if choice.limited else "ok", f"{choice.recipe}, {choice.why}")
+    except VaseError as error:
+        return Finding(subject, "bad", str(error))
 
 
 def _torch(device: str) -> Generator[Finding, None, bool]:
@@ -87,23 +106,17 @@ def _torch(device: str) -> Generator[Finding, None, bool]:
     return True
 
 
-def _hub(*, offline: bool) -> Iterator[Finding]:
-    import http.client
-    import urllib.request
-
-    from huggingface_hub import constants
-
-    hub, folder = constants.ENDPOINT, Path(constants.HF_HUB_CACHE)
-    if not offline:
-        try:
-            with urllib.request.urlopen(hub, timeout=5.0):
-                yield Finding("hub", "ok", f"{hub} answers")
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            yield Finding("hub", "note", f"{hub} is not reachable ({reason}): use --model FOLDER and --data FILE")
+def _hub(silent: str | None) -> Generator[Finding, None, str | None]:
+    """Findings on the hub and its cache; returns why the hub gives no files, if it is not asked as ``silent`` says."""
+    if silent is None:
+        silent = hub.silence()
+        missing = f"{silent}: use --model FOLDER and --data FILE"
+        yield Finding("hub", "note" if silent else "ok", missing if silent else f"{hub.address()} answers")
+    folder = hub.cache_folder()
     try:
         with tempfile.TemporaryFile(dir=next(path for path in (folder, *folder.parents) if path.exists())):
             yield Finding("hub cache", "ok", f"{folder} can be written")
     except OSError as error:
         reason = error.strerror or error
         yield Finding("hub cache", "bad", f"{folder} cannot be written ({reason}): set HF_HOME to a folder that can")
+    return silent

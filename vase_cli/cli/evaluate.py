@@ -14,7 +14,6 @@ from vase_cli.errors import ConfigError
 if TYPE_CHECKING:
     from vase_cli.tasks.base import Task
 
-_GPU_RECIPE = "qwen3-8b"
 _DATA_HELP = "Problems from a local file (JSONL, JSON, CSV or Parquet), or a folder of TASK.jsonl or such."
 _GRADER_HELP = "How a problem file is graded: choice, integer, math or number."
 _SKIP_HELP = "Leave out rows that cannot be used, and count them."
@@ -37,8 +36,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on tasks, under one eviction method and budget or several side by side.
 
-    With nothing named it evaluates the embedded model; tasks without a recipe or model take qwen3-8b, on a GPU that
-    holds it. The same command again goes on where it stopped.
+    Without a recipe or model it takes the best recipe that fits the device and solves the tasks, and says which;
+    without tasks, the recipe's own. The same command again goes on where it stopped.
     """
     if schema:
         from vase_cli.runs.schema import schema_json, schema_text
@@ -49,7 +48,8 @@ def evaluate(
 
     changes = overrides.changes(samples=samples, limit=limit)  # first: `-o n_large 64` looks like a task named 64
     named = resolve_tasks(tasks, grader) if tasks else []
-    compared = overrides.with_recipe(lambda: _default_recipe(tasks, overrides)).compared(changes)
+    overrides = overrides.with_recipe([task.name for task in named])
+    compared = [options.with_budget(resolved) for resolved in overrides.compared(changes)]
     named = named or resolve_tasks(compared[0].recipe.tasks, grader)
     _check_sources(named, data)
 
@@ -76,19 +76,6 @@ def evaluate(
             print_summary(run.summary, as_json=as_json)
     else:
         print_tables(comparison_tables(runs))
-
-
-def _default_recipe(tasks: Sequence[str] | None, overrides: options.Overrides) -> str:
-    """The embedded recipe where nothing is named; for named tasks never a silent choice of a toy model."""
-    if not tasks:
-        return options.DEFAULT_RECIPE
-    device, fitting = overrides.catalog().recipes_that_fit(overrides.device or "auto")
-    if device.type == "cuda" and _GPU_RECIPE in fitting:
-        return _GPU_RECIPE
-    useful = [name for name in fitting if name != options.DEFAULT_RECIPE]
-    some = ", ".join(useful[:3]) or "none of them"
-    fits = f"this machine ({device.description}) fits {some}{' and others' if useful[3:] else ''}"
-    raise ConfigError(f"no recipe for {' '.join(tasks)}: name one with --recipe or $VASE_RECIPE; {fits}")
 
 
 def _check_sources(tasks: "Sequence[Task]", data: Path | None) -> None:

@@ -14,13 +14,15 @@ from typing import Annotated, Any
 
 import typer
 
-from vase_cli.cli.output import print_notes
+from vase_cli.cli.output import echo, print_notes
+from vase_cli.config.budget import Ratio
 from vase_cli.config.catalog import Catalog, Resolved
+from vase_cli.config.default_recipe import Candidates
 from vase_cli.config.method_options import parse_option, share_out
+from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import Recipe
 from vase_cli.config.yaml import parse_scalar
 
-DEFAULT_RECIPE = "tiny-reasoner"
 BENCHMARK = "Benchmark"
 _METHOD = ("--method", "-m")
 _PANELS = (None, "Model and recipe", "Eviction", BENCHMARK, "Sampling and limits", "Machine")
@@ -46,7 +48,9 @@ class Overrides:
     in place of ``method`` and ``budget``.
     """
 
-    recipe: str | None = _model("Recipe: a name or a .yaml file.", "--recipe", "-r")
+    recipe: str | None = _model(
+        "Recipe: a name or a .yaml file; without it and --model, $VASE_RECIPE or the best that fits.", "--recipe", "-r"
+    )
     model: str | None = _model("Zoo name, folder or hub id, in place of the recipe's.")
     think: bool | None = _model("Thinking mode, where the model has a switch.")
     system_prompt: str | None = _model("System prompt.", "--system")
@@ -94,11 +98,19 @@ class Overrides:
         """The zoo entries and recipes, in the folders named here first."""
         return Catalog.open(zoo=self.zoo, recipes=self.recipes)
 
-    def with_recipe(self, default: Callable[[], str] = lambda: DEFAULT_RECIPE) -> "Overrides":
-        """These options, with the recipe of ``$VASE_RECIPE``, or else ``default``, if they name no recipe or model."""
+    def with_recipe(self, tasks: Sequence[str] = (), *, or_own: bool = False) -> "Overrides":
+        """These options; if they name no recipe or model, with the recipe of ``$VASE_RECIPE``, or the best for tasks.
+
+        Says on stderr which it is. ``tasks``, ``or_own`` and ConfigError as in :meth:`Candidates.choose`.
+        """
         if self.recipe is not None or self.model is not None:
             return self
-        return dataclasses.replace(self, recipe=os.environ.get("VASE_RECIPE") or default())
+        if named := os.environ.get("VASE_RECIPE"):
+            return dataclasses.replace(self, recipe=named)
+        changes = {"dtype": self.dtype and check_option("dtype", self.dtype), "think": self.think}
+        choice = Candidates.find(self.catalog(), self.device or "auto", changes).choose(tasks, or_own=or_own)
+        echo(choice.line, err=True)
+        return dataclasses.replace(self, recipe=choice.recipe)
 
     def resolve(self, changes: Mapping[str, Any]) -> Resolved:
         """The recipe and model that the options name; notes a shadowed built-in on stderr."""
@@ -127,6 +139,14 @@ class Overrides:
             compared.append(catalog.resolve(self.recipe, {**changes, **pair}))
         print_notes([*catalog.notes(self.recipe, compared[0].entry), *left_out])
         return compared
+
+
+def with_budget(resolved: Resolved) -> Resolved:
+    """The same, with a quarter of the full cache where a method evicts and neither recipe nor options have a budget."""
+    recipe = resolved.recipe
+    if recipe.method == "full" or recipe.budget is not None or recipe.budgets:
+        return resolved
+    return resolved._replace(recipe=dataclasses.replace(recipe, budget=Ratio("4x")))
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Overrides)}

@@ -1,5 +1,6 @@
 """``vase run``: prompts in, text out."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,12 +9,14 @@ import typer
 
 from vase_cli.cli import options
 from vase_cli.cli.output import AsJson, echo
+from vase_cli.config.default_recipe import PROMPTS
 from vase_cli.errors import ConfigError, DataError, RunError, decode_text
 
 if TYPE_CHECKING:
     from vase_cli.engine.plan import RunPlan
     from vase_cli.evaluation.evaluate import EvalTask
 
+_EXAMPLE = '"How many primes are below 100?"'
 _INPUT_HELP = "Prompts from a file: one a line, or JSONL with a field 'prompt'."
 
 
@@ -28,10 +31,11 @@ def run(
 ) -> None:
     """Generate text for one prompt, or for each prompt of a file.
 
-    With nothing named it runs the embedded model. On a terminal the text streams; in a pipe it is text only.
+    Without a recipe or model it takes the best recipe that fits the device, and says which. On a terminal the text
+    streams; in a pipe it is text only.
     """
     prompts = _read_prompts(prompt, input_file)
-    recipe, entry = overrides.with_recipe(_embedded).resolve(overrides.changes())
+    recipe, entry = options.with_budget(overrides.with_recipe(PROMPTS, or_own=True).resolve(overrides.changes()))
 
     from vase_cli.cli import streaming
     from vase_cli.engine.factory import EngineFactory
@@ -63,12 +67,6 @@ def run(
         raise RunError(f"{output.failed} of {len(prompts)} prompts failed")
 
 
-def _embedded() -> str:
-    answers = f"{options.DEFAULT_RECIPE} answers, which solves one kind of problem only (`vase tasks show recurrence`)"
-    echo(f"no model named: {answers}; name another with --recipe or --model", err=True)
-    return options.DEFAULT_RECIPE
-
-
 def _as_task(plan: "RunPlan", prompts: list[str], source: str) -> "EvalTask":
     """Prompts as the problems of a task without a grader, so that they run and are stored as any others."""
     from vase_cli.evaluation.evaluate import EvalTask
@@ -85,12 +83,12 @@ def _read_prompts(prompt: str | None, input_file: Path | None) -> list[str]:
         raise ConfigError("a prompt and --input are both given: leave one out")
     if input_file is not None:
         return _read_file(input_file)
-    if prompt is None:
-        if sys.stdin.isatty():
-            raise ConfigError("no prompt: give it as an argument, on stdin, or with --input FILE")
+    if prompt is None and not sys.stdin.isatty():
         prompt = decode_text(sys.stdin.buffer.read(), "stdin", DataError).removesuffix("\n").removesuffix("\r")
-    if not prompt.strip():
-        raise ConfigError("the prompt is empty: write one")
+    if prompt is None or not prompt.strip():
+        given = "no prompt" if prompt is None else "the prompt is empty"
+        typed = shlex.join(["vase", *(argument for argument in sys.argv[1:] if argument.strip())])
+        raise ConfigError(f"{given}: write one, {typed} {_EXAMPLE}, or give it on stdin, or with --input FILE")
     return [prompt]
 
 

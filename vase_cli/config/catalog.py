@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from vase_cli.config.resolve import check_option, load_entry, load_recipe, resolve_recipe
+from vase_cli.config.resolve import load_entry, load_recipe, resolve_recipe
 from vase_cli.config.schema import (
     DEFAULT_SAMPLING,
     SAMPLING_KEYS,
@@ -28,13 +28,11 @@ from vase_cli.config.schema import (
     Thinking,
 )
 from vase_cli.config.types import HUB_ID, DType
-from vase_cli.device import Device, resolve_device
-from vase_cli.errors import ConfigError, VaseError, did_you_mean, file_access, first_line, user_path
+from vase_cli.errors import ConfigError, did_you_mean, file_access, first_line, user_path
 
 Kind = Literal["zoo", "recipes"]
 _NOUNS: dict[Kind, str] = {"zoo": "zoo entry", "recipes": "recipe"}
 BUILT_IN = "built-in"
-_SHARE_FOR_WEIGHTS = 0.85  # of the free memory; the rest is for the cache of a few sequences and the working set
 
 
 @dataclass(frozen=True)
@@ -137,23 +135,6 @@ class Catalog:
         written = RecipeFile(Path(str(model)).name) if file is None else load_recipe(file.path, file.name)
         entry = self.find_model(written.values["model"] if model is None else model)
         return Resolved(resolve_recipe(written, entry, overrides), entry)
-
-    def recipes_that_fit(self, device: str) -> tuple[Device, list[str]]:
-        """A device by name, and the recipes whose weights, not loaded, fit it; VaseError if there is no such device."""
-        target = Device(resolve_device(check_option("device", device)))
-        most_bytes, fitting = target.available_bytes() * _SHARE_FOR_WEIGHTS, []
-        for name in self.files("recipes"):
-            try:
-                recipe, entry = self.resolve(name, {})
-            except VaseError:
-                continue  # a broken file of the user's own: `vase recipes validate` says what is wrong with it
-            dtype = recipe.dtype or "auto"
-            if dtype == "auto":
-                dtype = "float32" if target.type == "cpu" else entry.dtype
-            width = 4 if dtype == "float32" else 2  # bytes
-            if entry.parameters is not None and entry.parameters * width <= most_bytes:
-                fitting.append(name)
-        return target, fitting
 
     def notes(self, recipe: str | None, entry: ModelEntry) -> list[str]:
         """The lines to print where the file of a recipe or of a model hides a built-in one."""

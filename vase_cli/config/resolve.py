@@ -121,10 +121,12 @@ def _check_thinking(entry: ModelEntry, think: bool, where: str) -> None:
 
 
 def _check_tasks(document: Document, known: Collection[str]) -> None:
-    for key in ("budgets", "dense_tokens"):
-        for task in document.values.get(key, ()):
+    for key in ("budgets", "dense_tokens", "solves"):
+        written = document.values.get(key, ())
+        for index, task in enumerate(written):
             if task not in known:
-                raise document.error((key, task), f"no task of that name; {did_you_mean(task, known)}")
+                place = (key, index if isinstance(written, list) else task)
+                raise document.error(place, f"no task of that name; {did_you_mean(task, known)}")
 
 
 def _from_file(path: Path, name: str) -> str:

@@ -92,6 +92,7 @@ class ModelEntry:
     configured_tokens: types.Tokens | None = Field(default=None, description="The config's max_position_embeddings.")
     thinking: _Thinking = Field(default=Thinking(), description="Whether the model thinks.")
     sampling: _Modes = Field(default_factory=lambda: _both_modes({"plain": DEFAULT_SAMPLING}), description="Per mode.")
+    solves: Annotated[tuple[types.Text, ...], types.NotEmpty] = Field(default=(), description="Its only tasks, if any.")
     dense_tokens: types.Lengths = Field(default_factory=dict, description="Mean tokens of the full cache, per task.")
     budgets: Mapping[str, types.Tokens] = Field(default_factory=dict, description="Budget in tokens, per task.")
     thresholds: types.Text | None = Field(default=None, description="Facts of a calibration: a .thresholds.yaml file.")
