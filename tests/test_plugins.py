@@ -256,7 +256,7 @@ def test_a_plug_in_that_is_broken_is_named_in_one_line(tmp_path: Path, third_par
             plugins.load(group, EXTRA[group])
         said = str(caught.value)
         assert said.startswith(f"the {kind} of the package third-party-of-vase fails ({fault}")
-        assert said.endswith("; mend or uninstall the package third-party-of-vase") and "\n" not in said
+        assert said.endswith("; fix or uninstall the package third-party-of-vase") and "\n" not in said
         assert caught.value.__cause__ is not None
 
 

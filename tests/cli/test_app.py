@@ -176,7 +176,7 @@ def test_a_path_that_the_system_refuses_ends_in_one_line(vase: Shell, arguments:
 def test_a_path_in_a_recipe_is_refused_as_one_on_the_command_line_is(vase: Shell, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("model: ~nosuchuser/model\n")
-    assert vase.refused("run", "--recipe", str(recipe), "hi").startswith("~nosuchuser/model: there is no home folder")
+    assert vase.refused("run", "--recipe", str(recipe), "hi").startswith(f"{recipe}:1: model: ~nosuchuser/model: there is no home")
 
 
 def test_a_home_folder_is_found_where_the_shell_left_it(vase: Shell, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def prepare(
     for task in tasks:
         limits = plan.limits(task.name, max_new_tokens=task.max_new_tokens, max_total_tokens=task.max_total_tokens)
         problems = task.problems(data=data, seed=recipe.seed, limit=recipe.limit, skip_bad_rows=skip_bad_rows)
-        with plugins.load("graders", task.grader)() as grader:
+        with plugins.make("graders", task.grader) as grader:
             for problem in problems.problems:
                 try:
                     grader.parse_gold(problem.answer)  # no completion could match some
@@ -228,7 +228,7 @@ def _generate(factory: EngineFactory, job: Job, writer: RunWriter, progress: Pro
         job.task.limits, max_num_seqs=writer.max_num_seqs, longest_prompt_tokens=job.longest, compiled=compiled
     )
     writer.count(engine)
-    judge = plugins.load("graders", task.grader)() if task.grader else contextlib.nullcontext()
+    judge = plugins.make("graders", task.grader) if task.grader else contextlib.nullcontext()
     # Grading waits for other processes and generation for the device: one thread lets them overlap.
     with judge as grader, ThreadPoolExecutor(max_workers=1) as pool:
         grading: deque[Future[Sample]] = deque()

@@ -40,7 +40,7 @@ def regrade(path: Path) -> tuple[Summary, int, Path | None]:
             made = "it was made by `vase run`; name a run of `vase eval`"
             raise ConfigError(f"{path}: '{ungraded[0]}' has no right answers: {made}")
         names = {task.grader for task in tasks.values()}
-        graders = {name: stack.enter_context(plugins.load("graders", name)()) for name in names}
+        graders = {name: stack.enter_context(plugins.make("graders", name)) for name in names}
         old = list(folder.samples.values())
         new = [graded(graders[tasks[sample.task].grader], tasks[sample.task].fallbacks, sample) for sample in old]
         changed = sum(before.grade != after.grade for before, after in zip(old, new, strict=True))

@@ -83,7 +83,8 @@ def describe(
     heads = int(config.num_attention_heads)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    shape = ModelShape(int(config.num_hidden_layers), heads, kv_heads, head_dim)
+    with loading_errors(entry):
+        shape = ModelShape(int(config.num_hidden_layers), heads, kv_heads, head_dim)
     guessed = entry.path is not None and entry.origins.get("shape") == str(entry.path / "config.json")
     if entry.shape is not None and not guessed and entry.shape != shape:
         differs = f"the config says {shape}, the zoo entry {entry.name} says {entry.shape}"
