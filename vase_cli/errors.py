@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import ClassVar
 
-
 _LONGEST_MESSAGE = 2000  # characters
 
 

@@ -25,6 +25,8 @@ _GROUPS = {
     "attention": ("attention backend", "BACKEND"),
 }
 
+_METHODS = {"graders": ("grade", "parse_gold", "__enter__"), "attention": ("check", "prefill", "decode")}
+
 
 def names(group: str) -> list[str]:
     """Registered names of a group, built-in and third-party, sorted; nothing is imported but the package."""
@@ -46,9 +48,13 @@ def load(group: str, name: str) -> Any:
 
 
 def make(group: str, name: str) -> Any:
-    """An instance of the class registered under ``name``; a ConfigError as in :func:`load`, or where making it fails."""
+    """An instance of a grader's or backend's class; ConfigError as in :func:`load`, for a fault or another class."""
     with blamed(group, name):
-        return load(group, name)()
+        made = load(group, name)()
+        for method in _METHODS[group]:
+            if not hasattr(type(made), method):
+                raise TypeError(f"its class {type(made).__name__} has no {method}()")
+        return made
 
 
 @contextlib.contextmanager
@@ -108,10 +114,10 @@ def _built_in(group: str) -> dict[str, str]:
 
 
 def _third_party(group: str) -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in _installed(tuple(sys.path)).select(group=f"vase.{group}")}
+    return {entry.name: entry for entry in _installed(group, tuple(sys.path))}
 
 
 @functools.cache
-def _installed(path: tuple[str, ...]) -> EntryPoints:
-    """Entry points of all packages on a search path; looking through them takes milliseconds."""
-    return entry_points()
+def _installed(group: str, path: tuple[str, ...]) -> EntryPoints:
+    """Entry points of a group in the packages on a search path; looking through them takes milliseconds."""
+    return entry_points(group=f"vase.{group}")

@@ -1,4 +1,4 @@
-"""Recipes, zoo entries, model folders and thresholds of any content: taken, or refused in one line that names the file."""
+"""Recipes, zoo entries, model folders and thresholds of any content: taken, or refused in a line that names it."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from helpers.mutations import SCALARS, SHORT_TEXT, TEXTS, VALUES, file_contents, files_of, mangled, mutated, one_line
+from helpers.mutations import SCALARS, SHORT_TEXT, TEXTS, VALUES, file_contents, files_of, mangled, one_line
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +19,6 @@ from vase_cli.config.method_options import make_method, parse_option
 from vase_cli.config.resolve import RECIPE_KEYS, check_option, load_entry
 from vase_cli.config.schema import Recipe
 from vase_cli.config.threshold_facts import read_facts
-from vase_cli.errors import ConfigError
 from vase_cli.models.describe import describe
 from vase_cli.models.thresholds import load_thresholds
 

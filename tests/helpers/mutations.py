@@ -26,12 +26,16 @@ NUMBERS = [
     -1e300, math.nan, math.inf, -math.inf,
 ]  # fmt: skip
 TEXTS = [
-    "", " ", "0", "-1", "1e10", "4x", "1e400x", "0x", "nan", "true", "null", "auto", "x" * 300, "x" * 20_000, "\0", "a\nb",
-    "a\r\nb", "\x1b]0;P\x07", "\x9b", "\u2028", "\u202e", "\ud800", "\udcff", "é", "𝟙", "٣", "../x", "/", "~", "~nosuchuser/x",
-    "/dev/null", "a/b", "{question}", "<think>", "\\boxed{1}", "tiny-reasoner", "full", "{{ 1/0 }}", "%s", "9" * 5000,
+    "", " ", "0", "-1", "1e10", "4x", "1e400x", "0x", "nan", "true", "null", "auto", "x" * 300, "x" * 20_000, "\0",
+    "a\nb", "a\r\nb", "\x1b]0;P\x07", "\x9b", "\u2028", "\u202e", "\ud800", "\udcff", "é", "𝟙", "٣", "../x", "/", "~",
+    "~nosuchuser/x", "/dev/null", "a/b", "{question}", "<think>", "\\boxed{1}", "tiny-reasoner", "full", "{{ 1/0 }}",
+    "%s", "9" * 5000,
 ]  # fmt: skip
 # Few of each kind: making the table of all characters would take longer than the tests.
-CHARACTERS = "aZ09 _-.,:;/\\\"'#{}[]()<>$%&*!?|^=+@~`\0\t\n\r\x1b\x7f\x85\xa0é\u0301ßſΩ٣𝟙中\u200b\u2028\u202e\ufeff\ufffd🙂\ud800\udcff\U0010ffff"
+CHARACTERS = (
+    "aZ09 _-.,:;/\\\"'#{}[]()<>$%&*!?|^=+@~`\0\t\n\r\x1b\x7f"
+    "\x85\xa0é\u0301ßſΩ٣𝟙中\u200b\u2028\u202e\ufeff\ufffd🙂\ud800\udcff\U0010ffff"
+)
 SHORT_TEXT = st.text(CHARACTERS, max_size=12)
 SCALARS = st.one_of(
     st.sampled_from([None, True, False]),
@@ -86,15 +90,15 @@ def mutated(draw: st.DrawFn, valid: Any) -> Any:
 
 PIECES = [
     b"\0", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"\xed\xa0\x80", b"\r", b"\n", b"\r\n", b"\t", b"\x1b[2J", b"\x85",
-    b"\xe2\x80\xa8", b'"', b"'", b",", b":", b": ", b" #", b"- ", b"[", b"]", b"{", b"}", b"\\", b"\\u", b"\\ud800", b"---\n",
-    b"...\n", b"&a ", b"*a", b"!!python/object:os.system ", b"<<: ", b"? ", b"| ", b"%YAML 1.1\n", b"[" * 3000, b"{" * 40,
-    b"9" * 5000, b"1e999", b"NaN", b"-Infinity", b"null", b"x" * 70_000,
+    b"\xe2\x80\xa8", b'"', b"'", b",", b":", b": ", b" #", b"- ", b"[", b"]", b"{", b"}", b"\\", b"\\u", b"\\ud800",
+    b"---\n", b"...\n", b"&a ", b"*a", b"!!python/object:os.system ", b"<<: ", b"? ", b"| ", b"%YAML 1.1\n",
+    b"[" * 3000, b"{" * 40, b"9" * 5000, b"1e999", b"NaN", b"-Infinity", b"null", b"x" * 70_000,
 ]  # fmt: skip
 
 
 @st.composite
 def mangled(draw: st.DrawFn, valid: bytes) -> bytes:
-    """A valid file that was cut, or whose bytes are dropped, repeated, overwritten or added to in one to three places."""
+    """A valid file, cut, or with bytes dropped, repeated, overwritten or added in one to three places."""
     content = valid
     for _ in range(draw(st.integers(1, 3))):
         start, end = sorted(draw(st.integers(0, len(content))) for _ in range(2))

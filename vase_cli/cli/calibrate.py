@@ -10,7 +10,7 @@ import typer
 from vase_cli.cli import options
 from vase_cli.cli.output import AsJson, echo, print_json, print_tables
 from vase_cli.config.catalog import BUILT_IN, user_folder
-from vase_cli.errors import ConfigError, RunError, file_access
+from vase_cli.errors import ConfigError, RunError, file_access, user_path
 
 _TASK_HELP = "Whose problems are solved; gsm8k, or the recipe's if it has one only."
 _RULE_HELP = (
@@ -42,7 +42,7 @@ def calibrate(
     unused = [name for name, value in (("--budget", overrides.budget), ("-o", overrides.method_options)) if value]
     if unused and not validate:
         raise ConfigError(f"{' and '.join(unused)} without --validate: only its runs evict; add it, or leave them out")
-    fit_rule = parse_rule(rule)
+    fit_rule, out = parse_rule(rule), user_path(out, ConfigError)
     overrides = overrides.with_recipe()
     own, entry = overrides.resolve(overrides.changes(limit=problems))
     name = task or (own.tasks[0] if len(own.tasks) == 1 else "gsm8k")
@@ -62,7 +62,7 @@ def calibrate(
     from vase_cli.evaluation.evaluate import prepare
 
     factory = EngineFactory(plan_run(full, entry))
-    destination = user_folder() / "zoo" if overrides.zoo is None else overrides.zoo
+    destination = user_folder() / "zoo" if overrides.zoo is None else user_path(overrides.zoo, ConfigError)
     built_in = entry.source is not None and overrides.catalog().find("zoo", entry.name).source == BUILT_IN
     entry_to_write(entry, destination, built_in=built_in)
     (eval_task,) = prepare(factory.plan, named, data=data)

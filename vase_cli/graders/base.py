@@ -52,7 +52,7 @@ class Grader(AbstractContextManager["Grader", None]):
             target = self.parse_gold(gold)
             if (part := answer_part(text, thought_open)) is None:
                 return Grade("no_answer", None, "", "the thought was never closed")
-            answer, rule = extract(part, fallbacks)
+            answer, rule = extract(part, fallbacks, self.usable)
             if answer is None:
                 return Grade("no_answer", None, "")
             as_text = len(answer) > MAX_ANSWER_CHARS
@@ -68,6 +68,10 @@ class Grader(AbstractContextManager["Grader", None]):
         if not clean(gold):
             raise DataError("the gold answer is empty")
         return gold
+
+    def usable(self, answer: str) -> bool:
+        """Whether what a fallback found can be an answer; where it cannot, the next fallback is tried."""
+        return True
 
     def _judge_spellings(self, target: Any, answer: str) -> bool:
         """Judge the whole answer, and where that is not correct each spelling of it: all must be."""
