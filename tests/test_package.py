@@ -97,7 +97,7 @@ def test_the_wheel_says_what_it_needs(installed: Installed):
     needed = {line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Requires-Dist")}
     for name in ("torch", "transformers", "datasets", "math-verify", "pyyaml", "rich", "typer"):
         assert any(each.startswith(name) for each in needed)
-    assert "vase = vase_cli.cli.app:main" in scripts
+    assert "vase = vase_cli.__main__:main" in scripts
 
 
 def test_it_runs_from_its_own_environment(installed: Installed):

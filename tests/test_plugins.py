@@ -256,7 +256,7 @@ def test_a_plug_in_that_is_broken_is_named_in_one_line(tmp_path: Path, third_par
             plugins.load(group, EXTRA[group])
         said = str(caught.value)
         assert said.startswith(f"the {kind} of the package third-party-of-vase fails ({fault}")
-        assert said.endswith("; mend or uninstall the package third-party-of-vase") and "\n" not in said
+        assert said.endswith("; fix or uninstall the package third-party-of-vase") and "\n" not in said
         assert caught.value.__cause__ is not None
 
 
@@ -298,3 +298,19 @@ def test_a_plug_in_that_raises_when_it_is_called_is_named(tmp_path: Path, third_
         task.problems()
     with pytest.raises(ConfigError, match=r"the method 'oldest' of the package .* fails .KeyError 'skip'"):
         make_method(Recipe("own", "tiny", method="oldest"))
+
+
+@pytest.mark.parametrize("group", ["graders", "attention"])
+def test_a_plug_in_that_raises_when_it_is_made_is_named(tmp_path: Path, third_party: str, group: str):
+    raising = "\n    def __init__(self):\n        raise RuntimeError('not here')\n"
+    source = THIRD_PARTY.replace("    policies = ()\n", f"    policies = (){raising}")
+    (tmp_path / "third_party_of_vase.py").write_text(source.replace('name = "slow"\n', f'name = "slow"{raising}'))
+    with pytest.raises(ConfigError, match=r"of the package third-party-of-vase fails .RuntimeError: not here"):
+        plugins.make(group, EXTRA[group])
+
+
+@pytest.mark.parametrize("group", ["graders", "attention"])
+def test_a_plug_in_of_another_class_is_named(tmp_path: Path, third_party: str, group: str):
+    (tmp_path / "third_party_of_vase.py").write_text("class SameText: pass\nBackend = SameText\n")
+    with pytest.raises(ConfigError, match=r"third-party-of-vase fails .TypeError: its class SameText has no "):
+        plugins.make(group, EXTRA[group])

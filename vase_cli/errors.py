@@ -12,11 +12,18 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import ClassVar
 
+_LONGEST_MESSAGE = 2000  # characters
+
 
 class VaseError(Exception):
-    """Base of every such error; ``str()`` of it is one line."""
+    """Base of every such error; ``str()`` of it is one line, of which a very long one lacks its middle."""
 
     exit_code: ClassVar[int] = 2
+
+    def __str__(self) -> str:
+        line = " ".join(super().__str__().splitlines())
+        half = _LONGEST_MESSAGE // 2 - 5
+        return line if len(line) <= _LONGEST_MESSAGE else f"{line[:half]} [...] {line[-half:]}"
 
 
 class ConfigError(VaseError):
@@ -88,7 +95,10 @@ def user_path(name: str | Path, kind: type[VaseError], within: Path = Path()) ->
     except RuntimeError:
         raise kind(f"{name}: there is no home folder of that user; write the path in full") from None
     with file_access("look at", path, kind), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        path.stat()
+        try:
+            path.stat()
+        except ValueError:  # a NUL character, or half a surrogate pair
+            raise kind(f"{str(name)!r} is no name that a file can have; correct it") from None
     return path
 
 

@@ -7,11 +7,13 @@ constant: ``METHOD``, ``TASK``, ``GRADER`` or ``BACKEND``. Other packages add th
 
 import ast
 import contextlib
+import functools
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 from vase_cli.errors import ConfigError, VaseError, did_you_mean, first_line
@@ -22,6 +24,8 @@ _GROUPS = {
     "graders": ("grader", "GRADER"),
     "attention": ("attention backend", "BACKEND"),
 }
+
+_METHODS = {"graders": ("grade", "parse_gold", "__enter__"), "attention": ("check", "prefill", "decode")}
 
 
 def names(group: str) -> list[str]:
@@ -43,6 +47,16 @@ def load(group: str, name: str) -> Any:
     raise ConfigError(f"no {kind} '{name}'; {did_you_mean(name, names(group))}")
 
 
+def make(group: str, name: str) -> Any:
+    """An instance of a grader's or backend's class; ConfigError as in :func:`load`, for a fault or another class."""
+    with blamed(group, name):
+        made = load(group, name)()
+        for method in _METHODS[group]:
+            if not hasattr(type(made), method):
+                raise TypeError(f"its class {type(made).__name__} has no {method}()")
+        return made
+
+
 @contextlib.contextmanager
 def blamed(group: str, name: str) -> Iterator[None]:
     """Run another package's plug-in: what it raises becomes a ConfigError that names it, its package and the fault.
@@ -62,7 +76,7 @@ def blamed(group: str, name: str) -> Iterator[None]:
         if not fault.startswith(type(error).__name__):
             fault = f"{type(error).__name__}: {fault}"
         raise ConfigError(
-            f"the {_GROUPS[group][0]} '{name}' of the {package} fails ({fault}); mend or uninstall the {package}"
+            f"the {_GROUPS[group][0]} '{name}' of the {package} fails ({fault}); fix or uninstall the {package}"
         ) from error
 
 
@@ -100,4 +114,10 @@ def _built_in(group: str) -> dict[str, str]:
 
 
 def _third_party(group: str) -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=f"vase.{group}")}
+    return {entry.name: entry for entry in _installed(group, tuple(sys.path))}
+
+
+@functools.cache
+def _installed(group: str, path: tuple[str, ...]) -> EntryPoints:
+    """Entry points of a group in the packages on a search path; looking through them takes milliseconds."""
+    return entry_points(group=f"vase.{group}")

@@ -351,6 +351,18 @@ def test_a_damaged_folder_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_link_in_place_of_the_texts_leads_nowhere(tmp_path: Path):
+    state = CalibrationState(tmp_path, ValueStatistics(2, 2), "abc")
+    key = tmp_path / "key"
+    key.write_text("PRECIOUS")
+    (tmp_path / "texts.jsonl").unlink()
+    (tmp_path / "texts.jsonl").symlink_to(key)
+    text = Text(index=0, id="a/0/0", problem_id="0", prompt_token_ids=[1], token_ids=[2], finish_reason="stop")
+    with pytest.raises(RunError, match=r"texts\.jsonl: it is a symbolic link"):
+        state.append(text)
+    assert key.read_text() == "PRECIOUS"
+
+
 def test_a_line_that_is_there_twice_counts_once(model_folder: Callable[..., Path], problems: Path, tmp_path: Path):
     found = calibrated(model_folder("qwen3"), problems, tmp_path / "out")
     path = found.path / "texts.jsonl"

@@ -1,6 +1,7 @@
 """``vase`` itself: its help, its usage errors, and what starting it imports."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,13 @@ from pathlib import Path
 import pytest
 from helpers.cli_examples import Shell, clean_environment, open_shell, terminal
 
+import vase_cli
 from vase_cli.cli.app import COMMANDS, load_command
 from vase_cli.cli.options import BENCHMARK, Overrides
-from vase_cli.cli.output import echo, print_notes, print_tables
+from vase_cli.cli.output import echo, print_json, print_notes, print_tables
 from vase_cli.config.resolve import RECIPE_KEYS
 from vase_cli.config.schema import SAMPLING_KEYS
+from vase_cli.errors import ConfigError
 from vase_cli.reports.tables import Table
 
 
@@ -166,7 +169,10 @@ def test_a_stream_that_is_closed_or_full_ends_in_one_line(
             f"cannot look at {'x' * 256}: File name too long",
         ),
         (["grade", "x" * 256], f"cannot look at {'x' * 256}: File name too long"),
-        (["zoo", "copy", "qwen3-8b", "x" * 256], f"cannot look at {'x' * 256}/qwen3-8b"),
+        (["zoo", "copy", "qwen3-8b", "x" * 256], f"cannot look at {'x' * 256}: File name too long"),
+        (["run", "--model", "tiny-reasoner", "--system", "\udcff", "hi"], "--system: is not valid text (bad UTF-8"),
+        (["run", "--model", "tiny-reasoner", "--method", "\udcff", "hi"], "--method: is not valid text"),
+        (["run", "--model", "a\0b", "hi"], "'a\\x00b' is no name that a file can have; correct it"),
     ],
 )
 def test_a_path_that_the_system_refuses_ends_in_one_line(vase: Shell, arguments: list[str], start: str) -> None:
@@ -176,7 +182,9 @@ def test_a_path_that_the_system_refuses_ends_in_one_line(vase: Shell, arguments:
 def test_a_path_in_a_recipe_is_refused_as_one_on_the_command_line_is(vase: Shell, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("model: ~nosuchuser/model\n")
-    assert vase.refused("run", "--recipe", str(recipe), "hi").startswith("~nosuchuser/model: there is no home folder")
+    assert vase.refused("run", "--recipe", str(recipe), "hi").startswith(
+        f"{recipe}:1: model: ~nosuchuser/model: there is no home"
+    )
 
 
 def test_a_home_folder_is_found_where_the_shell_left_it(vase: Shell, tmp_path: Path) -> None:
@@ -184,6 +192,66 @@ def test_a_home_folder_is_found_where_the_shell_left_it(vase: Shell, tmp_path: P
     (tmp_path / "home" / "zoo" / "mine.yaml").write_text("hub_id: organization/mine\n")
     assert any(line.startswith("mine ") for line in vase("zoo", "list", "--zoo=~/zoo").lines())
     assert vase.refused("grade", "~/zoo").startswith("no run folder at ~/zoo")
+
+
+@pytest.mark.parametrize("command", [["run", "hi"], ["eval"], ["calibrate"], ["bench", "--device", "cpu"]])
+def test_an_output_folder_of_nobody_is_no_folder_here(vase: Shell, command: list[str]) -> None:
+    assert vase.refused(*command, "--out=~nosuchuser/x").startswith("~nosuchuser/x: there is no home folder")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_pipe_is_neither_copied_nor_read_for_prompts(vase: Shell) -> None:
+    os.mkfifo("pipe.yaml")
+    os.mkfifo("pipe.txt")
+    assert vase.refused("recipes", "copy", "pipe.yaml", "to").startswith("cannot read pipe.yaml: it is a pipe")
+    assert vase.refused("run", "--input", "pipe.txt").startswith("cannot read pipe.txt: it is a pipe")
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "command"),
+    [
+        ("typer", "raise KeyboardInterrupt", "methods list"),
+        ("yaml", "raise KeyboardInterrupt", "recipes list"),
+        (
+            "yaml",
+            "try:\n    raise KeyboardInterrupt\nexcept BaseException as error:\n    raise ImportError('x') from error",
+            "recipes list",
+        ),
+    ],
+)
+def test_an_interrupt_during_an_import_is_one_line(tmp_path: Path, module: str, source: str, command: str) -> None:
+    (tmp_path / f"{module}.py").write_text(source)
+    path = os.pathsep.join([str(tmp_path), str(Path(vase_cli.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-m", "vase_cli", *command.split()],
+        capture_output=True,
+        text=True,
+        env=clean_environment(tmp_path) | {"PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "vase: interrupted\n")
+
+
+def test_a_terminal_of_any_width_is_served(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "9" * 400)
+    assert "Usage: vase" in vase("--help").out
+
+
+def test_a_name_of_two_lines_is_refused_in_one(vase: Shell) -> None:
+    outcome = vase("zoo", "validate", "a\nb")
+    assert outcome.code == 2 and len(outcome.err.splitlines()) == 1
+
+
+def test_a_model_that_a_recipe_names_in_vain_is_refused_by_its_line(vase: Shell) -> None:
+    Path("mine.yaml").write_text("# mine\nmodel: nothing\n")
+    assert vase.refused("run", "--recipe", "mine.yaml", "hi").startswith(
+        "recipe mine (mine.yaml:2): model 'nothing' is no zoo entry"
+    )
+
+
+def test_a_message_is_one_line_of_a_length_to_read() -> None:
+    message = str(ConfigError("what\u2028is\nwrong " + "x" * 10_000 + " and what to do"))
+    assert len(message.splitlines()) == 1 and len(message) <= 2000
+    assert message.startswith("what is wrong x") and message.endswith("x and what to do")
 
 
 STEERING = "a\x1b]0;P\x07\x9b\u202eb"
@@ -210,3 +278,9 @@ def test_a_line_and_a_table_cannot_steer_a_terminal_and_a_pipe_gets_them_as_they
         echo(STEERING)
         print_tables([table])
     assert written[0].count(SHOWN) == 5 and not set("\x07\x9b\u202e") & set(written[0])
+
+
+def test_json_on_a_terminal_is_json_and_cannot_steer_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch, "stdout") as written:
+        print_json({"text": STEERING})
+    assert json.loads(written[0]) == {"text": STEERING} and not set("\x1b\x07\x9b\u202e") & set(written[0])

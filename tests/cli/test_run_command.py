@@ -242,7 +242,7 @@ def test_a_failure_is_said_again_when_it_is_stored(
         (["hi", "--input", "prompts.txt"], "a prompt and --input are both given"),
         (["--input", "nowhere.txt"], "no such file: nowhere.txt; correct the path"),
         (["--input", "other.jsonl"], "no such file: other.jsonl; did you mean "),
-        (["--input", "."], ".: is a directory"),
+        (["--input", "."], "cannot read .: Is a directory"),
         (["--input", "blank.txt"], "blank.txt holds no prompt: write one a line"),
         (["--input", "latin.txt"], "latin.txt:2: byte 0xe9 is not UTF-8; save the file as UTF-8"),
         (["--input", "broken.jsonl"], "broken.jsonl:2: no field 'prompt' (or 'question' or 'problem'); fix"),

@@ -272,6 +272,25 @@ def test_the_phrase_ends_before_a_remark(
     assert (grade.status, grade.extracted) == ("correct", extracted)
 
 
+@pytest.mark.parametrize(
+    ("grader", "gold", "text", "status", "rule"),
+    [
+        ("number", "5", "The answer is unknown to me.\nI take 5", "correct", "last_number"),
+        ("integer", "5", "The answer is as follows:\nm + n = 5", "correct", "last_number"),
+        ("choice", "B", "The answer is not clear.\nI take B", "correct", "last_choice_letter"),
+        ("number", "5", "I see 5. The answer is 3 or 5.", "wrong", "final_answer_phrase"),
+        ("choice", "B", "The answer is A or B.", "wrong", "final_answer_phrase"),
+        ("math", "7", "So 7. The answer is blue.", "wrong", "final_answer_phrase"),
+        ("number", "5", "The answer is unknown.", "wrong", "final_answer_phrase"),
+    ],
+)
+def test_a_phrase_without_an_answer_leaves_it_to_the_next_fallback(
+    graders: dict[str, Grader], grader: str, gold: str, text: str, status: str, rule: str
+) -> None:
+    grade = graders[grader].grade(gold, text, fallbacks=graders[grader].fallbacks_known)
+    assert (grade.status, grade.rule) == (status, rule)
+
+
 def test_rational_values_too_large_to_write_down_are_not_decided(graders: dict[str, Grader]) -> None:
     grade = graders["math"].grade("2^{10^9}", box("2^{10^9}+1"))
     assert (grade.status, grade.detail) == ("error", "OverflowError: the numbers are too large to be compared exactly")

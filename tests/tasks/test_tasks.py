@@ -316,7 +316,7 @@ def test_third_party_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         def load(self) -> Task:
             return theirs
 
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [Entry()] if group == "vase.tasks" else [])
+    monkeypatch.setattr(plugins, "_third_party", lambda group: {"contest": Entry()} if group == "tasks" else {})
     assert "contest" in plugins.names("tasks")
     assert resolve_tasks(["contest"]) == [theirs]
     assert resolve_tasks(["theirs"]) == [theirs]

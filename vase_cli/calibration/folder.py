@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vase_cli.calibration.value_statistics import ValueStatistics
 from vase_cli.errors import ConfigError, DataError, RunError, file_access
-from vase_cli.runs.files import line_of, read_document, read_lines, write_file
+from vase_cli.runs.files import itself, line_of, read_document, read_lines, write_file
 from vase_cli.runs.schema import Record
 from vase_cli.tensor_files import load_tensors, tensor_bytes
 
@@ -86,7 +86,7 @@ class CalibrationState:
 
     def append(self, text: Text) -> None:
         """Store a finished text, which counts with the next :meth:`save`; RunError if the disk or folder fails."""
-        with file_access("write", self._texts, RunError), self._texts.open("ab") as file:
+        with file_access("write", self._texts, RunError), open(self._texts, "ab", opener=itself) as file:
             file.write(line_of(dict(text)))
         self.finished.append(text.id)
 

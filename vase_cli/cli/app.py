@@ -113,12 +113,34 @@ def _main(arguments: Sequence[str] | None, stopped_by: Sequence[int]) -> NoRetur
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - likewise
     if sys.stdout is None:
         _fail("stdout is closed; leave it open, or send it to a file or to /dev/null", 1)
+    if len(os.environ.get("COLUMNS", "")) > len("99999"):  # what prints the help would make lines of so many blanks
+        del os.environ["COLUMNS"]
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name="vase", standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # what Typer makes of a Ctrl-C inside a command
             raise KeyboardInterrupt
         sys.stdout.flush()
         sys.exit(code or 0)
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) or _of_an_interrupt(error):
+            number = stopped_by[0] if stopped_by else signal.SIGINT
+            _fail(f"stopped by {signal.Signals(number).name}" if stopped_by else "interrupted", 128 + number)
+        _report(error)
+
+
+def _of_an_interrupt(error: BaseException | None) -> bool:
+    """Whether an error comes of a Ctrl-C during an import, of which some libraries make an ImportError."""
+    importing = False
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        importing |= isinstance(error, ImportError)
+        error = error.__cause__ or error.__context__
+    return importing and error is not None
+
+
+def _report(error: Exception) -> NoReturn:
+    """Exit with the line that an error is worth; one that is a bug is raised again."""
+    try:
+        raise error
     except VaseError as error:
         _fail(str(error), error.exit_code)
     except _UsageError as error:
@@ -126,9 +148,6 @@ def _main(arguments: Sequence[str] | None, stopped_by: Sequence[int]) -> NoRetur
         message = error.format_message().rstrip(".")
         command = error.ctx.command_path if error.ctx else "vase"
         _fail(f"{message} (see {command} --help)" if message else "", error.exit_code)
-    except KeyboardInterrupt:
-        number = stopped_by[0] if stopped_by else signal.SIGINT
-        _fail(f"stopped by {signal.Signals(number).name}" if stopped_by else "interrupted", 128 + number)
     except BrokenPipeError:  # the reader of stdout went away
         _discard(sys.stdout)
         sys.exit(1)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from vase_cli.cli import options
-from vase_cli.cli.output import echo, print_tables
+from vase_cli.cli.output import echo, print_json, print_tables
 from vase_cli.config.catalog import Resolved
 from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import SAMPLING_KEYS, SamplingParams
 from vase_cli.config.yaml import parse_scalar
-from vase_cli.errors import ConfigError, RunError, file_access
+from vase_cli.errors import ConfigError, RunError, file_access, user_path
 
 if TYPE_CHECKING:
     from vase_cli.bench.cells import Cell, Steps
@@ -58,7 +58,7 @@ def bench(
         raise ConfigError("--text measures all slots that fit, at the end of a text: leave --slots and --context out")
     if memory is not None and not 0 < memory < 2**20:
         raise ConfigError(f"--memory {memory:g}: must be a number of GiB above 0")
-    if out is not None and os.path.exists(out):
+    if out is not None and os.path.lexists(out := user_path(out, ConfigError)):
         raise ConfigError(f"--out {out}: is there already; name another file")
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: its folder is not there; make it first")
@@ -142,8 +142,10 @@ def _run(measured: "Bench", cells: "Sequence[Cell]", file: TextIO | None) -> Non
     records: list[dict[str, Any]] = []
 
     def write(record: Mapping[str, Any]) -> None:
-        for stream in filter(None, (sys.stdout, file)):
-            print(json.dumps(record, ensure_ascii=False), file=stream, flush=True)
+        print_json(record)
+        sys.stdout.flush()
+        if file is not None:
+            print(json.dumps(record, ensure_ascii=False), file=file, flush=True)
 
     for place, cell in enumerate(cells, 1):
         echo(f"{place} of {len(cells)}: {cell.title()}", err=True)

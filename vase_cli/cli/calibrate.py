@@ -10,7 +10,7 @@ import typer
 from vase_cli.cli import options
 from vase_cli.cli.output import AsJson, echo, print_json, print_tables
 from vase_cli.config.catalog import BUILT_IN, user_folder
-from vase_cli.errors import ConfigError, RunError, file_access
+from vase_cli.errors import ConfigError, RunError, file_access, user_path
 
 if TYPE_CHECKING:
     from vase_cli.tasks.base import Task
@@ -47,7 +47,7 @@ def calibrate(
     unused = [name for name, value in (("--budget", overrides.budget), ("-o", overrides.method_options)) if value]
     if unused and not validate:
         raise ConfigError(f"{' and '.join(unused)} without --validate: only its runs evict; add it, or leave them out")
-    fit_rule = parse_rule(rule)
+    fit_rule, out = parse_rule(rule), user_path(out, ConfigError)
     asked = None if task is None else _only_task(task)
     overrides = overrides.with_recipe([_TASK if asked is None else asked.name], or_own=asked is None)
     own, entry = overrides.resolve(overrides.changes(limit=problems))
@@ -64,7 +64,7 @@ def calibrate(
     from vase_cli.evaluation.evaluate import prepare
 
     factory = EngineFactory(plan_run(full, entry))
-    destination = user_folder() / "zoo" if overrides.zoo is None else overrides.zoo
+    destination = user_folder() / "zoo" if overrides.zoo is None else user_path(overrides.zoo, ConfigError)
     built_in = entry.source is not None and overrides.catalog().find("zoo", entry.name).source == BUILT_IN
     entry_to_write(entry, destination, built_in=built_in)
     (eval_task,) = prepare(factory.plan, [solved], data=data)

@@ -10,7 +10,7 @@ import typer
 
 from vase_cli.cli.output import echo, print_left_out, print_notes
 from vase_cli.config.catalog import Catalog, CatalogFile, Kind, user_folder
-from vase_cli.errors import ConfigError, VaseError, file_access
+from vase_cli.errors import ConfigError, VaseError, file_access, user_path
 
 ZooFolder = Annotated[Path | None, typer.Option("--zoo", help="Folder of zoo entries, searched first.")]
 RecipesFolder = Annotated[Path | None, typer.Option("--recipes", help="Folder of recipes, searched first.")]
@@ -70,7 +70,7 @@ def validate(catalog: Catalog, kind: Kind, names: Sequence[str], check: Callable
             echo(f"{path}: ok")
         except VaseError as error:
             wrong = True
-            echo(str(error) if path in str(error) else f"{path}: {error}", err=True)
+            echo(str(error) if path in str(error) else VaseError(f"{path}: {error}"), err=True)
     if wrong:
         raise typer.Exit(2)
 
@@ -81,7 +81,7 @@ def copy(file: CatalogFile, destination: Path | None, *, beside: Sequence[Path] 
     ConfigError if something is there already and ``force`` is false, or it cannot be written.
     """
     source = file.path.parent if file.path.name == "entry.yaml" else file.path
-    target = destination if destination is not None else user_folder() / file.kind
+    target = user_folder() / file.kind if destination is None else user_path(destination, ConfigError)
     if target.suffix != ".yaml":
         target /= source.name
     elif source.is_dir():
@@ -91,11 +91,16 @@ def copy(file: CatalogFile, destination: Path | None, *, beside: Sequence[Path] 
     copies = {source: target, **{path: target.parent / path.name for path in beside}}
     if not force and (taken := [path for path in copies.values() if path.exists()]):
         raise ConfigError(f"{taken[0]}: is there already; add --force to replace it")
+    contents = {}
+    for path in copies:
+        if not path.is_dir():
+            with file_access("read", path, ConfigError):
+                contents[path] = path.read_bytes()
     with file_access("write", target, ConfigError):
         target.parent.mkdir(parents=True, exist_ok=True)
         for path, new in copies.items():
             if path.is_dir():
                 shutil.copytree(path, new, dirs_exist_ok=True)
             else:
-                shutil.copyfile(path, new)
+                new.write_bytes(contents[path])
     echo(target)

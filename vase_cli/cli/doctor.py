@@ -99,7 +99,7 @@ def _torch(device: str) -> Generator[Finding, None, bool]:
     triton, missing = library_version("triton"), "is not installed: a GPU would be slow without it; pip install triton"
     yield Finding("Triton", "ok" if triton else "note", triton or missing)
     try:
-        plugins.load("attention", "flash_attention_2")().check(torch.device("cuda"), torch.bfloat16, 128)
+        plugins.make("attention", "flash_attention_2").check(torch.device("cuda"), torch.bfloat16, 128)
         yield Finding("FlashAttention2", "ok", metadata.version("flash-attn"))
     except ConfigError as refusal:
         yield Finding("FlashAttention2", "note", str(refusal))

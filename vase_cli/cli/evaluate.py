@@ -9,7 +9,7 @@ import typer
 
 from vase_cli.cli import options
 from vase_cli.cli.output import AsJson, echo, print_summary, print_tables
-from vase_cli.errors import ConfigError
+from vase_cli.errors import ConfigError, user_path
 
 if TYPE_CHECKING:
     from vase_cli.tasks.base import Task
@@ -46,6 +46,7 @@ def evaluate(
         return
     from vase_cli.tasks.base import resolve_tasks
 
+    out = user_path(out, ConfigError)
     changes = overrides.changes(samples=samples, limit=limit)  # first: `-o n_large 64` looks like a task named 64
     named = resolve_tasks(tasks, grader) if tasks else []
     overrides = overrides.with_recipe([task.name for task in named])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vase_cli.reports.characters import harmless
+from vase_cli.reports.characters import harmless, harmless_json
 from vase_cli.reports.tables import Table
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ def echo(text: object, *, err: bool = False) -> None:
 
 
 def print_json(record: Mapping[str, Any]) -> None:
-    """Print one line of JSON on stdout; a path is its text."""
-    echo(json.dumps(record, default=str, ensure_ascii=False))
+    """Print one line of JSON on stdout; a path is its text. What would steer a terminal is escaped on one."""
+    line = json.dumps(record, default=str, ensure_ascii=False)
+    typer.echo(harmless_json(line) if sys.stdout.isatty() else line)
 
 
 def print_tables(tables: Iterable[Table], *, err: bool = False) -> None:

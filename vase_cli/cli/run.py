@@ -10,7 +10,7 @@ import typer
 from vase_cli.cli import options
 from vase_cli.cli.output import AsJson, echo
 from vase_cli.config.default_recipe import PROMPTS
-from vase_cli.errors import ConfigError, DataError, RunError, decode_text
+from vase_cli.errors import ConfigError, DataError, RunError, decode_text, file_access, user_path
 
 if TYPE_CHECKING:
     from vase_cli.engine.plan import RunPlan
@@ -34,7 +34,7 @@ def run(
     Without a recipe or model it takes the best recipe that fits the device, and says which. On a terminal the text
     streams; in a pipe it is text only.
     """
-    prompts = _read_prompts(prompt, input_file)
+    prompts, out = _read_prompts(prompt, input_file), out and user_path(out, ConfigError)
     recipe, entry = options.with_budget(overrides.with_recipe(PROMPTS, or_own=True).resolve(overrides.changes()))
 
     from vase_cli.cli import streaming
@@ -106,12 +106,10 @@ def _read_file(path: Path) -> list[str]:
             except RowError as error:
                 raise DataError(f"{row.where}: {error}; fix or remove the line") from error
     else:
-        try:
+        if not (path := user_path(path, DataError)).exists():
+            raise DataError(missing_file(str(path), path))
+        with file_access("read", path, DataError):
             content = path.read_bytes()
-        except FileNotFoundError:
-            raise DataError(missing_file(str(path), path)) from None
-        except OSError as error:
-            raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}; name a text file") from error
         lines = (line.removesuffix("\r") for line in decode_text(content, str(path), DataError).split("\n"))
         prompts = [line for line in lines if line.strip()]
     if not prompts:

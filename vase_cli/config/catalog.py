@@ -133,7 +133,10 @@ class Catalog:
             raise ConfigError("no recipe and no model; name one with --recipe or --model")
         file = None if recipe is None else self.find("recipes", recipe)
         written = RecipeFile(Path(str(model)).name) if file is None else load_recipe(file.path, file.name)
-        entry = self.find_model(written.values["model"] if model is None else model)
+        try:
+            entry = self.find_model(written.values["model"] if model is None else model)
+        except ConfigError as error:
+            raise error if model is not None else ConfigError(f"{written.origins['model']}: {error}") from None
         return Resolved(resolve_recipe(written, entry, overrides), entry)
 
     def notes(self, recipe: str | None, entry: ModelEntry) -> list[str]:

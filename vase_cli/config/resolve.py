@@ -29,7 +29,7 @@ def load_entry(path: Path, name: str) -> ModelEntry:
     _check_tasks(document, plugins.names("tasks"))
     for key, exists, kind in (("path", Path.is_dir, "folder"), ("thresholds", Path.is_file, "file")):
         if key in values:
-            found = user_path(values[key], ConfigError, path.parent)
+            found = _path(document, (key,), values[key])
             if not exists(found):
                 raise document.error((key,), f"no {kind} {found}; a relative path starts from the YAML file")
             values[key] = found if key == "path" else str(found)
@@ -46,8 +46,8 @@ def load_recipe(path: Path, name: str) -> RecipeFile:
     values = check_values(_RecipeValues, document.values, document.error)
     if "model" not in values:
         raise document.error(("model",), "is missing; name a zoo entry, a hub id or a folder")
-    values["model"] = _from_file(path, values["model"])
-    tasks = tuple(_from_file(path, task) for task in values.get("tasks", ()))
+    values["model"] = _from_file(document, ("model",), values["model"])
+    tasks = tuple(_from_file(document, ("tasks", index), task) for index, task in enumerate(values.get("tasks", ())))
     if twice := [task for index, task in enumerate(tasks) if task in tasks[:index]]:
         raise document.error(("tasks",), f"{twice[0]} is there twice; keep one")
     _check_tasks(document, [*plugins.names("tasks"), *(Path(task).stem for task in tasks)])
@@ -129,7 +129,15 @@ def _check_tasks(document: Document, known: Collection[str]) -> None:
                 raise document.error(place, f"no task of that name; {did_you_mean(task, known)}")
 
 
-def _from_file(path: Path, name: str) -> str:
+def _from_file(document: Document, place: Place, name: str) -> str:
     if name in (".", "..") or name.startswith(("./", "../", "~", "/")):
-        return str(user_path(name, ConfigError, path.parent))
+        return str(_path(document, place, name))
     return name
+
+
+def _path(document: Document, place: Place, name: str | Path) -> Path:
+    """A path that a file names, relative to that file; a ConfigError of that place if there can be none."""
+    try:
+        return user_path(name, ConfigError, document.path.parent)
+    except ConfigError as error:
+        raise document.error(place, str(error)) from None

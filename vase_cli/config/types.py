@@ -6,7 +6,7 @@ tuple and a mapping a record.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import pydantic
@@ -59,10 +59,25 @@ def check_values(
     model: type[BaseModel], values: Mapping[str, Any], error: Callable[[Place, str], ConfigError]
 ) -> dict[str, Any]:
     """Convert ``values`` to a :func:`partial` model's types, or raise the ``error`` of a place and its message."""
+    for place in _places_of_no_text(values):
+        raise error(place, "is not valid text (bad UTF-8 or half a surrogate pair); write it again")
     try:
         return _set_values(model.model_validate(values))
     except ValidationError as refusal:
         raise error(*_explain(refusal, model)) from None
+
+
+def _places_of_no_text(value: Any, place: Place = ()) -> Iterator[Place]:
+    """Where a mapping holds text, as key or value, that no file can hold: pydantic cannot even refuse it."""
+    if isinstance(value, str) and not value.isascii() and re.search("[\ud800-\udfff]", value):
+        yield place
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _places_of_no_text(str(key), place)
+            yield from _places_of_no_text(item, (*place, key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _places_of_no_text(item, (*place, index))
 
 
 def _set_values(values: BaseModel) -> dict[str, Any]:

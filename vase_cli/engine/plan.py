@@ -227,7 +227,7 @@ def _check_generation_config(recipe: Recipe, entry: ModelEntry) -> tuple[str, ..
 def _choose_backend(asked: str, facts: ModelFacts, device: Device) -> AttentionBackend:
     by_speed = ("triton", "flash_attention_2", "sdpa") if device.type == "cuda" else ("sdpa",)
     for name in by_speed if asked == "auto" else (asked,):
-        backend: AttentionBackend = plugins.load("attention", name)()
+        backend: AttentionBackend = plugins.make("attention", name)
         try:
             backend.check(device.torch, facts.torch_dtype, facts.shape.head_dim)
             return backend

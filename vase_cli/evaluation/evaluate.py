@@ -100,7 +100,7 @@ def prepare(
     for task in tasks:
         limits = plan.limits(task.name, max_new_tokens=task.max_new_tokens, max_total_tokens=task.max_total_tokens)
         problems = task.problems(data=data, seed=recipe.seed, limit=recipe.limit, skip_bad_rows=skip_bad_rows)
-        with plugins.load("graders", task.grader)() as grader:
+        with plugins.make("graders", task.grader) as grader:
             for problem in problems.problems:
                 try:
                     grader.parse_gold(problem.answer)  # no completion could match some

@@ -31,6 +31,11 @@ def has_repetition(text: str) -> bool:
     (``-----``, ``|---|---|``), runs of spaces, rows of zeros and ``0.3333`` are layout and numbers.
     """
     tail = text[-_LOOP_TAIL:]
+    # Of every stretch that is looked for below, a piece of this length comes again: most texts have none.
+    piece = ((_TIMES - 2) * _SHORTEST_PHRASE + _SHORTEST_PHRASE) // 2
+    starts = range(0, len(tail), piece)
+    if all(tail.find(tail[at : at + piece], at + _SHORTEST_PHRASE, at + piece + _LONGEST_PERIOD) < 0 for at in starts):
+        return False
     for period in range(_SHORTEST_PHRASE, _LONGEST_PERIOD + 1):
         needed = (_TIMES - 2) * period + _SHORTEST_PHRASE  # characters that equal the one a period later
         half = needed // 2  # a long enough stretch holds one of this length that begins at a multiple of it

@@ -14,10 +14,15 @@ def answer_part(text: str, thought_open: bool) -> str | None:
     return None if "<think>" in rest or (thought_open and not closed) else rest
 
 
-def extract(part: str, fallbacks: Sequence[str]) -> tuple[str | None, str]:
-    """The answer in the last box, else that of the first fallback that finds one, and the rule; None and ""."""
-    found = ((_RULES[rule](part), rule) for rule in ("boxed", *fallbacks))
-    return next((answer for answer in found if answer[0] is not None), (None, ""))
+def extract(part: str, fallbacks: Sequence[str], usable: Callable[[str], bool]) -> tuple[str | None, str]:
+    """The answer in the last box, else that of a fallback, and the rule; None and "" where none finds one.
+
+    Of the fallbacks the first counts that finds a ``usable`` answer, else the first that finds any.
+    """
+    if (boxed := last_boxed(part)) is not None:
+        return boxed, "boxed"
+    found = [(answer, rule) for rule in fallbacks if (answer := _RULES[rule](part)) is not None]
+    return next((answer for answer in found if usable(answer[0])), found[0] if found else (None, ""))
 
 
 _BOX_TOKEN = re.compile(r"\\\\?(?P<box>boxed|fbox)(?![A-Za-z])\s*|\\.|[{}]", re.DOTALL)
@@ -108,7 +113,6 @@ def _last_choice_letter(part: str) -> str | None:
 
 
 _RULES: Mapping[str, Callable[[str], str | None]] = {
-    "boxed": last_boxed,
     "final_answer_phrase": _final_answer_phrase,
     "last_number": _last_number,
     "last_choice_letter": _last_choice_letter,

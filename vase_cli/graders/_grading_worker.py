@@ -43,8 +43,7 @@ def main() -> None:
 
 def _opened(grader: str, path: list[str]) -> dict[str, Any]:
     sys.path += [entry for entry in path if entry not in sys.path]  # a plug-in may be where the caller's path leads
-    with plugins.blamed("graders", grader):
-        opened: Grader = plugins.load("graders", grader)()
+    opened: Grader = plugins.make("graders", grader)
     return {"limit_s": opened.limit_s, "grader": partial(_graded, opened)}
 
 

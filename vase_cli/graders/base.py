@@ -52,7 +52,7 @@ class Grader(AbstractContextManager["Grader", None]):
                 raise ConfigError(f"the grader '{self.name}' has no fallback '{name}'; there are: {known}")
         if (part := answer_part(text, thought_open)) is None:
             return self._grade_answer(gold, None, "", "the thought was never closed")
-        return self._grade_answer(gold, *extract(part, fallbacks))
+        return self._grade_answer(gold, *extract(part, fallbacks, self.usable))
 
     def grade_both(
         self, gold: str, text: str, *, thought_open: bool = False, fallbacks: Sequence[str] = ()
@@ -62,7 +62,7 @@ class Grader(AbstractContextManager["Grader", None]):
         That is how the paper graded (arXiv 2606.03928): a thought that was never finished can hold an answer.
         """
         strict = self.grade(gold, text, thought_open=thought_open, fallbacks=fallbacks)
-        answer, rule = extract(text, ())
+        answer, rule = extract(text, (), self.usable)
         if (answer, rule) == (strict.extracted, strict.rule):
             return strict, strict
         return strict, self._grade_answer(gold, answer, rule)
@@ -87,6 +87,10 @@ class Grader(AbstractContextManager["Grader", None]):
         if not clean(gold):
             raise DataError("the gold answer is empty")
         return gold
+
+    def usable(self, answer: str) -> bool:
+        """Whether what a fallback found can be an answer; where it cannot, the next fallback is tried."""
+        return True
 
     def _judge_spellings(self, target: Any, answer: str) -> bool:
         """Judge the whole answer, and where that is not correct each spelling of it: all must be."""

@@ -42,5 +42,9 @@ class ChoiceGrader(Grader):
             return False
         return (letter["round"] or letter["square"] or letter["marked"] or letter["alone"]).upper() == target
 
+    def usable(self, answer: str) -> bool:
+        """Only what holds one of the letters by itself."""
+        return bool(re.search("(?<![A-Za-z])[A-Da-d](?![A-Za-z])", answer))
+
 
 GRADER = ChoiceGrader

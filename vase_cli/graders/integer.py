@@ -32,5 +32,9 @@ class IntegerGrader(Grader):
         number = read_scalar(last_side(normalize(prediction)))
         return number is not None and not number.percent and number.value == target
 
+    def usable(self, answer: str) -> bool:
+        """Only what holds a digit."""
+        return bool(re.search("[0-9]", normalize(answer)))
+
 
 GRADER = IntegerGrader

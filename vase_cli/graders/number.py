@@ -39,6 +39,10 @@ class NumberGrader(Grader):
         number = _number(last_side(normalize(prediction)))
         return number is not None and same_exactly(target, number)
 
+    def usable(self, answer: str) -> bool:
+        """Only what holds a digit."""
+        return bool(re.search("[0-9]", normalize(answer)))
+
 
 def _number(text: str) -> Scalar | None:
     if scalar := read_scalar(text):

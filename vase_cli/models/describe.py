@@ -63,10 +63,12 @@ def describe(
     config = read_config(entry) if config is None else config
     where = location(entry)
     _refuse_unserved(config, where)
-    heads = int(config.num_attention_heads)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    shape = ModelShape(int(config.num_hidden_layers), heads, kv_heads, head_dim)
+    with loading_errors(entry):
+        heads = int(config.num_attention_heads)
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+        shape = ModelShape(int(config.num_hidden_layers), heads, kv_heads, head_dim)
+        max_tokens = _max_tokens(config)
     guessed = entry.path is not None and entry.origins.get("shape") == str(entry.path / "config.json")
     if entry.shape is not None and not guessed and entry.shape != shape:
         differs = f"the config says {shape}, the zoo entry {entry.name} says {entry.shape}"
@@ -90,7 +92,7 @@ def describe(
         weights_bytes=total * element_bytes,
         parameters=total,
         dtype=dtype,
-        max_tokens=_max_tokens(config),
+        max_tokens=max_tokens,
         embedding_bytes=0 if tied else embedding.weight.numel() * element_bytes,
     )
 
@@ -100,7 +102,7 @@ def _max_tokens(config: PreTrainedConfig) -> int | None:
     configured: int | None = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     if configured is None or rope.get("rope_type") != "yarn":
-        return configured
+        return configured and int(configured)
     return max(
         configured, int((rope.get("factor") or 1.0) * (rope.get("original_max_position_embeddings") or configured))
     )

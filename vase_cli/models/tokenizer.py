@@ -52,7 +52,7 @@ class ChatTokenizer:
     def encode_text(self, text: str) -> Prompt:
         """A prompt taken as it is, without a chat template; the first token is not put before a text that has it."""
         begun = bool(self._tokenizer.bos_token) and text.startswith(str(self._tokenizer.bos_token))
-        token_ids = self._tokenizer(text, add_special_tokens=not begun)["input_ids"]
+        token_ids = self._tokenizer(text, add_special_tokens=not begun, verbose=False)["input_ids"]
         return Prompt(tuple(token_ids), text.rfind("<think>") > text.rfind("</think>"))
 
     def encode_chat(self, chat: str | Sequence[Message], *, system: str | None, think: bool) -> Prompt:
@@ -71,7 +71,7 @@ class ChatTokenizer:
             )
         except Exception as error:  # the template is a program that came with the model
             raise ModelError(f"the model's chat template refused the messages: {first_line(error)}") from error
-        token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        token_ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         # Only the template can open a thought: a message may speak of <think> as it likes.
         return Prompt(tuple(token_ids), text.rstrip().endswith("<think>"))
 

@@ -17,6 +17,11 @@ def harmless(text: str) -> str:
     return _STEERING.sub(lambda found: _visible_character(found[0]), text)
 
 
+def harmless_json(text: str) -> str:
+    """JSON for a terminal: the same characters as in :func:`harmless` are escaped as JSON does it."""
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def _visible_character(character: str) -> str:
     code = ord(character)
     if code < 0x20 or code == 0x7F:

@@ -4,6 +4,8 @@ import contextlib
 import errno
 import json
 import os
+import re
+import secrets
 from collections.abc import Collection, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
@@ -161,11 +163,12 @@ def write_file(path: Path, content: bytes, kind: type[VaseError] = RunError, *, 
     With ``durable`` the disk is waited for, so that a power failure leaves a whole one too. A VaseError of ``kind`` if
     the folder is gone or cannot be written.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     with file_access("write", path, kind):
         try:
-            temporary.unlink(missing_ok=True)  # of a killed process, or a link that leads elsewhere
-            with temporary.open("xb") as file:
+            for stale in _temporaries(path):  # of a killed process
+                stale.unlink(missing_ok=True)
+            with open(temporary, "xb", opener=itself) as file:
                 file.write(content)
                 file.flush()
                 if durable:
@@ -181,3 +184,9 @@ def write_file(path: Path, content: bytes, kind: type[VaseError] = RunError, *, 
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+
+def _temporaries(path: Path) -> list[Path]:
+    """The temporary files of :func:`write_file` beside a file, which one process writes at a time."""
+    pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{16}\.tmp")
+    return [path.with_name(name) for name in os.listdir(path.parent) if pattern.fullmatch(name)]

@@ -11,5 +11,6 @@ TASK = Task(
     grader="number",
     fallbacks=("final_answer_phrase", "last_number"),
     samples=4,
+    version=2,
     note="The paper's pilot used 500 problems; --limit 500 runs the first 500.",
 )
