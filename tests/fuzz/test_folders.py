@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from helpers.calibrations import calibration, write_calibration
@@ -13,12 +14,29 @@ from helpers.run_examples import a_run, a_sample, measured, open_run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vase_cli import plugins
 from vase_cli.calibration.folder import CalibrationState, Text, read_calibration
 from vase_cli.calibration.value_statistics import ValueStatistics
 from vase_cli.evaluation.regrade import regrade, store_summary
+from vase_cli.graders.base import Grade
 from vase_cli.runs.folder import RunFolder, StoredRun
 
 
+class _InThisProcess:
+    """Stands for a grader in a process of its own, which takes seconds to start."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def grade_both(self, gold: str, text: str, **asked: Any) -> tuple[Grade, Grade]:
+        strict, published = plugins.make("graders", self.name).grade_both(gold, text, **asked)
+        return strict, published
+
+    def close(self) -> None:
+        pass
+
+
+@mock.patch("vase_cli.evaluation.grading.IsolatedGrader", _InThisProcess)
 def run_folder() -> dict[str, bytes]:
     """The files of a run that was graded twice, but for its lock."""
     with tempfile.TemporaryDirectory() as root:
@@ -77,6 +95,7 @@ def restored(folder: Path, files: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("name", RUN)
+@mock.patch("vase_cli.evaluation.grading.IsolatedGrader", _InThisProcess)
 def test_a_file_of_a_run(tmp_path: Path, name: str) -> None:
     folder, beside = tmp_path / "runs", tmp_path / "beside"
     beside.write_bytes(b"precious")
