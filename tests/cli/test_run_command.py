@@ -12,7 +12,7 @@ import pytest
 from helpers.cli_examples import Shell, only_run, open_shell, poisoned, read_jsonl
 
 from vase_cli.engine import factory
-from vase_cli.runs.schema import Sample
+from vase_cli.runs.schema import SampleText
 
 RUNS = Path("runs")
 # What the chat template adds to a prompt: two tags and a line end, one token each.
@@ -115,7 +115,7 @@ def test_json_gives_one_record_for_each_prompt(vase: Shell, model: Path) -> None
     Path("prompts.txt").write_text("\n".join(PROMPTS))
     outcome = vase("run", "--input", "prompts.txt", *options(model, "--json", "--seed", "3"))
     records = [json.loads(line) for line in outcome.lines()]
-    assert all(list(record) == list(Sample.model_fields) for record in records)
+    assert all(list(record) == list(SampleText.model_fields) for record in records)
     assert sorted(record["id"] for record in records) == [f"prompts/{index}/0" for index in range(5)]
     by_prompt = sorted(records, key=lambda record: record["id"])
     assert [record["prompt_tokens"] - ADDED for record in by_prompt] == [len(prompt) for prompt in PROMPTS]
