@@ -90,7 +90,7 @@ def records(lines: list[str]) -> list[dict[str, Any]]:
         (["-o", "n_large=90"], "n_large is 90"),
         (["--out", "zoo"], "--out zoo: is there already; name another file"),
         (["--out", "nowhere/o.jsonl"], "--out nowhere/o.jsonl: its folder is not there"),
-        (["--out", "o" * 300], f"cannot write {'o' * 300}: File name too long"),
+        (["--out", "o" * 300], f"cannot look at {'o' * 300}: File name too long"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(vase: Shell, options: list[str], message: str) -> None:

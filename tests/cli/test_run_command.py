@@ -253,7 +253,7 @@ def test_a_failure_is_said_again_when_it_is_stored(
             "--raw gives the prompt as it is, so there is no place for a system",
         ),
         (["caf\udce9"], "the prompt is not UTF-8 at character 4"),
-        (["hi", "--system", "caf\udce9"], "--system: is not valid text (bad UTF-8 or half a surrogate pair); write it again"),
+        (["hi", "--system", "caf\udce9"], "--system: is not valid text (bad UTF-8 or half a surrogate pair)"),
         (["hi", "--budget", "0"], "--budget: 0 is not a positive number"),
         (["hi", "--budget", "4"], "budget 4: not above the window of 4 tokens"),
         (["hi", "--method", "vase-attnv", "-o", "n_large=13"], "n_large is 13"),
