@@ -91,6 +91,15 @@ def test_a_text_depends_neither_on_neighbors_nor_on_who_had_its_row(run_ahead: b
     assert engine._state.seen is not None and not engine._state.seen.any(), "a row that is free has seen nothing"
 
 
+def test_a_prompt_takes_the_place_of_what_an_interrupted_prefill_left(model_folder: Callable[..., Path]):
+    model = load_model(model_folder("qwen3"))
+    expected = token_ids(make_engine(model, sampling=GREEDY), make_requests())
+    engine = make_engine(model, sampling=GREEDY)
+    assert engine._state.seen is not None
+    engine._state.seen.fill_(True)
+    assert token_ids(engine, make_requests()) == expected
+
+
 def test_a_restart_with_fewer_slots_changes_no_text(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     model, step, calls = load_model(model_folder("qwen3")), DecodeLoop.step, iter(range(10_000))
     expected = token_ids(make_engine(model, "vase-attnv", sampling=DRAWN), make_requests())
