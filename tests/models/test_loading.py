@@ -621,7 +621,7 @@ def test_the_attention_that_a_config_wishes_for_is_not_obeyed(wish: str, model_f
     assert torch.equal(logits(load_folder(tmp_path)), expected)
 
 
-@pytest.mark.parametrize(("key", "value"), [("head_dim", -1), ("max_position_embeddings", [])])
+@pytest.mark.parametrize(("key", "value"), [("head_dim", -1), ("max_position_embeddings", []), ("hidden_size", 0)])
 def test_a_config_of_impossible_figures_is_refused_with_its_folder(
     key: str, value: object, model_folder: MakeFolder, tmp_path: Path
 ):
@@ -630,6 +630,13 @@ def test_a_config_of_impossible_figures_is_refused_with_its_folder(
     (folder / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(ModelError, match=f"{re.escape(str(folder))} cannot be loaded"):
         describe(entry_from_folder(folder), None, torch.device("cpu"))
+
+
+def test_a_tokenizer_of_an_impossible_length_is_refused_with_its_folder(model_folder: MakeFolder, tmp_path: Path):
+    folder = shutil.copytree(model_folder("qwen3"), tmp_path / "model")
+    change_json(folder / "tokenizer_config.json", model_max_length="x")
+    with pytest.raises(ModelError, match=f"{re.escape(str(folder))} cannot be loaded"):
+        load_tokenizer(entry_from_folder(folder))
 
 
 def test_a_model_of_countless_layers_is_refused_at_once(model_folder: MakeFolder, tmp_path: Path):

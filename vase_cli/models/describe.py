@@ -69,6 +69,9 @@ def describe(
         head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         shape = ModelShape(int(config.num_hidden_layers), heads, kv_heads, head_dim)
         max_tokens = _max_tokens(config)
+        for key in ("hidden_size", "intermediate_size", "vocab_size"):
+            if (size := getattr(config, key, None)) is not None and not int(size) > 0:
+                raise ValueError(f"{key} is {size}")
     guessed = entry.path is not None and entry.origins.get("shape") == str(entry.path / "config.json")
     if entry.shape is not None and not guessed and entry.shape != shape:
         differs = f"the config says {shape}, the zoo entry {entry.name} says {entry.shape}"

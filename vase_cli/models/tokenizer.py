@@ -139,6 +139,7 @@ def load_tokenizer(entry: ModelEntry) -> ChatTokenizer:
     """Load the tokenizer alone: prompts are counted before weights are read. ModelError as in :func:`describe`."""
     with quiet(), loading_errors(entry):
         tokenizer = AutoTokenizer.from_pretrained(location(entry), revision=entry.revision, trust_remote_code=False)
-    if not tokenizer("a")["input_ids"]:  # what transformers makes of a folder without the files
+        known = tokenizer("a")["input_ids"]
+    if not known:  # what transformers makes of a folder without the files
         raise ModelError(f"{location(entry)}: no tokenizer there; add its files, such as tokenizer.json")
     return ChatTokenizer(tokenizer)
