@@ -23,6 +23,7 @@ from helpers.cli_examples import (
     write_rows,
 )
 
+from vase_cli.cli.progress import EvalProgress
 from vase_cli.engine import factory
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.evaluation.summary_table import summary_table
@@ -404,6 +405,19 @@ def test_the_slots_are_on_disk_before_the_first_sample(
     monkeypatch.setattr(RunFolder, "append", append_and_look)
     vase(*mine(model)).lines()
     assert [(session["slots"], session["closed"]) for session in seen] == [(3, False)]
+
+
+def test_ctrl_c_between_a_text_and_its_count_still_counts_it(
+    vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: EvalProgress, sample: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EvalProgress, "sample", interrupted)
+    outcome = vase(*mine(model))
+    assert outcome.code == 130
+    assert len(read_jsonl(only_run(RUNS) / "completions.jsonl")) == 1
+    assert outcome.err.splitlines()[-2].startswith("stopped at 1 of 6 samples of mine, all stored")
 
 
 # --- samples that fail --------------------------------------------------------------------------------------

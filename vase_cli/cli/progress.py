@@ -76,6 +76,10 @@ class EvalProgress:
         self._correct += sample.grade == "correct"
         self._show(0)
 
+    def stopped(self, stored: int) -> None:
+        """Count what is stored of a task that ends early."""
+        self._bar.update(self._bar.tasks[-1].id, completed=stored)
+
     def _show(self, advance: int) -> None:
         self._bar.update(self._bar.tasks[-1].id, advance=advance, figures=self._figures())
 

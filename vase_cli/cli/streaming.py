@@ -60,6 +60,9 @@ class RunOutput:
     def grade(self, sample: "Sample") -> None:
         """Prompts have no right answers."""
 
+    def stopped(self, stored: int) -> None:
+        """What is printed says how far it came."""
+
     def _print(self, sample: "Sample") -> None:
         print_json(sample.text_line())
 

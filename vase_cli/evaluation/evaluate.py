@@ -43,6 +43,9 @@ class Progress(Protocol):
     def grade(self, sample: Sample) -> None:
         """Take note of the grade of a stored text."""
 
+    def stopped(self, stored: int) -> None:
+        """Take note, when a task ends early, of how many of its texts are stored."""
+
 
 @dataclass(frozen=True)
 class EvalTask:
@@ -150,7 +153,11 @@ def evaluate(
                 planned = len(job.requests)
                 progress.start(job.task.task.name, planned - count, planned)
                 if count or job.ungraded(writer.samples):
-                    _finish_job(factory, job, writer, progress, compiled=compiled)
+                    try:
+                        _finish_job(factory, job, writer, progress, compiled=compiled)
+                    except KeyboardInterrupt:  # it may come between a text and its count
+                        progress.stopped(planned - len(job.missing(writer.samples)))
+                        raise
         finally:
             summary = writer.finish()
     budgets = {task.task.name: task.limits.budget_tokens for task in tasks}
@@ -163,7 +170,7 @@ def describe_run(plan: RunPlan, tasks: Sequence[EvalTask], command: Sequence[str
     config = {
         "model": plan.entry.hub_id or plan.entry.name,
         "revision": plan.entry.revision,
-        **({"weights": None} if plan.files is None else {"files": plan.files}),
+        **({"weights": None} if plan.files is None else {"files": plan.files}),  # None: as hub models always had it
         "dtype": plan.facts.dtype,
         "attention": plan.backend.name,
         "device": plan.device.type,

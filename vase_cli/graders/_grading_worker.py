@@ -9,8 +9,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +28,21 @@ def main() -> None:
     # What a grader prints must not end up among the replies.
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
-    requests = map(json.loads, sys.stdin.buffer)
-    answer: Callable[..., dict[str, Any]] = _opened
-    for request in requests:
+    grader: Grader | None = None
+    for request in map(json.loads, sys.stdin.buffer):
         try:
-            reply = answer(**request)
-            answer = reply.pop("grader", answer)
+            if grader is None:
+                sys.path += [entry for entry in request["path"] if entry not in sys.path]  # which may lead to a plug-in
+                grader = plugins.make("graders", request["grader"])
+                reply: dict[str, Any] = {"limit_s": grader.limit_s}
+            else:
+                reply = _graded(grader, request)
         except VaseError as error:
             reply = {"refused": str(error), "input": isinstance(error, ConfigError)}
         print(json.dumps(reply), file=replies, flush=True)
 
 
-def _opened(grader: str, path: list[str]) -> dict[str, Any]:
-    sys.path += [entry for entry in path if entry not in sys.path]  # a plug-in may be where the caller's path leads
-    opened: Grader = plugins.make("graders", grader)
-    return {"limit_s": opened.limit_s, "grader": partial(_graded, opened)}
-
-
-def _graded(grader: Grader, **request: Any) -> dict[str, Any]:
+def _graded(grader: Grader, request: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"grades": [dataclasses.asdict(grade) for grade in grader.grade_both(**request)]}
     except VaseError:

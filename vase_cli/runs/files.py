@@ -63,25 +63,29 @@ def read_lines(path: Path, kind: type[R], way_out: str) -> Iterator[tuple[bytes,
                 yield line, None
 
 
-class StoredLines(Generic[R]):
-    """The records of a .jsonl file that only grows; a line that a kill cut off is left out.
+class LineFile(Generic[R]):
+    """A .jsonl file that only grows, a record to a line, each whole or not at all.
 
-    ``records`` are in the order of the file, ``notes`` lines for the user about it.
+    ``notes`` are lines for the user about what was read. The file is opened for writing when the first line comes.
     """
 
-    def __init__(self, path: Path, kind: type[R], way_out: str) -> None:
-        """Read the file, as :func:`read_lines` does."""
-        self.path, self.records, self.notes = path, list[R](), list[str]()
+    def __init__(self, path: Path, kind: type[R]) -> None:
+        self.path, self.notes = path, list[str]()
+        self._kind = kind
         self._whole_bytes, self._last = 0, b"\n"
-        for line, record in read_lines(path, kind, way_out):
+        self._file: FileIO | None = None
+
+    def read(self, way_out: str) -> Iterator[R]:
+        """The records in the order of the file, as :func:`read_lines` does; a line that a kill cut off is left out."""
+        for line, record in read_lines(self.path, self._kind, way_out):
             if record is None:
-                self.notes.append(f"{path} ended in a cut line ({len(line)} bytes), which is left out")
+                self.notes.append(f"{self.path} ended in a cut line ({len(line)} bytes), which is left out")
                 break
-            self.records.append(record)
             self._whole_bytes, self._last = self._whole_bytes + len(line), line
+            yield record
 
     def repair(self) -> None:
-        """Cut off what follows the last whole line, and write that line's newline if it lacks one."""
+        """Cut off what follows the last whole line that was read, and write that line's newline if it lacks one."""
         whole = self._last.endswith(b"\n")
         with file_access("write", self.path, ConfigError):
             if self.path.exists() and (not whole or self.path.stat().st_size != self._whole_bytes):
@@ -89,14 +93,6 @@ class StoredLines(Generic[R]):
                     file.truncate(self._whole_bytes)
                     file.write(b"" if whole else b"\n")
                     os.fsync(file.fileno())
-
-
-class LineWriter:
-    """Appends lines to a .jsonl file, each whole or not at all; the file is opened when the first one comes."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: FileIO | None = None
 
     @property
     def size(self) -> int:

@@ -31,8 +31,7 @@ from typing import Any
 
 from vase_cli.errors import ConfigError, DataError, RunError, VaseError, file_access, user_path
 from vase_cli.runs.files import (
-    LineWriter,
-    StoredLines,
+    LineFile,
     checked,
     itself,
     line_of,
@@ -68,26 +67,27 @@ class StoredRun:
             changed = "its config was changed: it is not that of its config_hash"
             raise DataError(f"{path / RUN_FILE}: {changed}; restore it, or {afresh}")
         self.sessions = read_sessions(path)
-        way_out = "restore the line, or delete it to {} its sample again"
-        self._texts = StoredLines(path / COMPLETIONS_FILE, Sample, way_out.format("run"))
-        self._grades = StoredLines(path / GRADES_FILE, SampleGrade, way_out.format("grade"))
-        names = {task.name for task in self.run.tasks}
-        for sample in self._texts.records:
+        self._texts, self._grades = LineFile(path / COMPLETIONS_FILE, Sample), LineFile(path / GRADES_FILE, SampleGrade)
+        way_out, names = "restore the line, or delete it to {} its sample again", {task.name for task in self.run.tasks}
+        repeated = 0
+        for sample in self._texts.read(way_out.format("run")):
             if sample.task not in names:
                 of = f"sample {sample.id} is of task '{sample.task}'"
                 raise DataError(f"{self._texts.path}: {of}, which {RUN_FILE} does not name; delete its line")
             if sample.grade is not None and sample.finish_reason != "error":  # as format 1 has it
                 sample = sample.model_copy(update={"error": None, "grade_error": sample.error})
+            repeated += sample.id in self.samples
             self.samples.setdefault(sample.id, sample)
-        self.notes = [*self._texts.notes, *self._grades.notes]
-        if repeated := len(self._texts.records) - len(self.samples):
-            known = f"{repeated} records whose id it has already"
-            self.notes.append(f"{self._texts.path} holds {known}; the first of each counts")
-        # After a power failure there may be the grade of a text that was lost.
-        self._has_lost_texts = any(grade.id not in self.samples for grade in self._grades.records)
-        for grade in self._grades.records:
+        self._has_lost_texts = False  # as after a power failure, which may leave their grades
+        for grade in self._grades.read(way_out.format("grade")):
             if grade.id in self.samples:
                 self.samples[grade.id] = self.samples[grade.id].graded(grade)
+            else:
+                self._has_lost_texts = True
+        self.notes = [*self._texts.notes, *self._grades.notes]
+        if repeated:
+            known = f"{repeated} records whose id it has already"
+            self.notes.append(f"{self._texts.path} holds {known}; the first of each counts")
 
 
 class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None]):
@@ -127,19 +127,18 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
             self._grades.repair()
             if self._has_lost_texts:
                 self._write_grades(self.samples.values())
-            self._text_writer, self._grade_writer = LineWriter(self._texts.path), LineWriter(self._grades.path)
             self._lock = lock.pop_all()
 
     def append(self, sample: Sample) -> None:
         """Store one finished text; it is safe from a kill when this returns."""
         if sample.id in self.samples:
             raise ValueError(f"sample {sample.id} is stored already")
-        size = self._text_writer.size
+        size = self._texts.size
         self.samples[sample.id] = sample
         try:
-            self._text_writer.append(sample.text_line())
+            self._texts.append(sample.text_line())
         except BaseException:
-            if self._text_writer.size == size:
+            if self._texts.size == size:
                 del self.samples[sample.id]
             raise
 
@@ -147,7 +146,7 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
         """Store the grade of a stored text that has none; returns the sample with it."""
         if self.samples[grade.id].grade is not None:
             raise ValueError(f"sample {grade.id} is graded already")
-        self._grade_writer.append(dict(grade))
+        self._grades.append(dict(grade))
         self.samples[grade.id] = self.samples[grade.id].graded(grade)
         return self.samples[grade.id]
 
@@ -164,7 +163,7 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
         if new == self.samples:
             return None
         path = self._grades.path
-        self._grade_writer.close()
+        self._grades.close()
         backup = None if all(sample.grade is None for sample in self.samples.values()) else self._texts.path
         if path.exists():
             numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
@@ -192,8 +191,8 @@ class RunFolder(StoredRun, contextlib.AbstractContextManager["RunFolder", None])
         if os.getpid() != self._process:
             return
         with self._lock:
-            self._text_writer.close()
-            self._grade_writer.close()
+            self._texts.close()
+            self._grades.close()
             if self._measured is not None:
                 self._write_session(self._measured, closed=True)
                 self._measured = None
