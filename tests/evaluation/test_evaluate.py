@@ -308,6 +308,19 @@ def test_a_finished_run_is_read_again_without_the_model(
     assert "mine: 6 of 6 samples are stored already" in second.err
 
 
+def test_stored_texts_without_a_grade_are_graded_without_the_model(
+    vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vase(*mine(model)).lines()
+    folder = only_run(RUNS)
+    before, path = read_samples(folder), folder / "grades.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    monkeypatch.setattr(factory, "load", None)
+    assert "mine: 6 of 6 samples are stored already" in vase(*mine(model)).err
+    assert read_samples(folder) == before
+    assert document(folder, "summary.json")["complete"]
+
+
 @pytest.mark.parametrize(("torn", "more"), [(False, ()), (True, ()), (False, ("--repetition-penalty", 1.3))])
 def test_only_what_is_missing_is_computed_again(vase: Shell, model: Path, torn: bool, more: tuple[object, ...]) -> None:
     vase(*mine(model, "--samples", 2, *more)).lines()
