@@ -115,7 +115,7 @@ def test_reset_puts_one_row_into_text_order():
     expected = snapshot(cache)
     for name in ("slot_mapping", "positions"):
         expected[name][:, 2] = torch.arange(11)
-    cache.reset(2)
+    cache.reset(torch.tensor([2]))
     assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
 
 
@@ -127,7 +127,8 @@ def test_the_ring_holds_the_last_queries_of_each_row(prompt: int):
     starts = [prompt + row for row in range(4)]
     for row, layer in itertools.product(range(4), range(3)):
         last = texts[row, : starts[row], layer][-3:]
-        cache.write_queries(layer, row, last, starts[row] - last.shape[0])
+        places = [cache.ring_place(row, position) for position in range(starts[row])[-3:]]
+        cache.write_queries(layer, torch.tensor(places), last)
     for step in range(9):
         positions = torch.tensor([start + step for start in starts])
         for row in range(4):
@@ -143,7 +144,7 @@ def test_the_ring_holds_the_last_queries_of_each_row(prompt: int):
 def test_a_cache_without_a_ring_takes_no_queries():
     cache = filled(CacheShape(**(vars(SHAPE) | {"query_window": 0})))
     cache.keep_queries(0, torch.ones(4, 4, 6), torch.arange(4))
-    cache.write_queries(0, 0, torch.ones(2, 4, 6), 0)
+    cache.write_queries(0, torch.arange(2), torch.ones(2, 4, 6))
     assert cache.queries is None
 
 
@@ -169,7 +170,7 @@ def test_nothing_that_is_kept_moves_when_rows_are_used():
     cache.append(0, torch.ones(4, 2, 6), torch.ones(4, 2, 6), torch.ones(4, dtype=torch.int32))
     cache.write(slice(0, 1), 0, torch.ones(1, 2, 2, 6), torch.ones(1, 2, 2, 6))
     cache.write_positions(slice(0, 1), 0, torch.ones(1, 2, 2, dtype=torch.int32), 2)
-    cache.reset(0)
+    cache.reset(torch.tensor([0]))
     cache.evict(torch.ones(1, 2, 8), None, torch.tensor([0]), torch.tensor([11]))
     cache.clear(0)
     assert {name: getattr(cache, name).data_ptr() for name in FIELDS} == places

@@ -254,8 +254,8 @@ def test_a_cut_through_its_graph_is_that_of_a_batch(name: str, monkeypatch: pyte
             getattr(one, part).normal_(generator=generator)
             getattr(many, part).copy_(getattr(one, part))
     for row in range(7):
-        one.reset(row)
-        many.reset(row)
+        one.reset(torch.tensor([row], device=GPU))
+        many.reset(torch.tensor([row], device=GPU))
     subjects = [CutSubject(row, 1000 + row, 20 + row, 400 + row) for row in (4, 0, 6, 2, 1)]
     bad = torch.cat([by_graph.cut([subject]) for subject in subjects])
     assert torch.equal(bad, as_batch.cut(subjects)) and (bad == 3).all()

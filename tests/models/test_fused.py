@@ -17,7 +17,7 @@ from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 from vase_cli.engine.engine import Engine
 from vase_cli.eviction.base import CacheView
-from vase_cli.models import fused
+from vase_cli.models import fused, prefill
 from vase_cli.models.fused import FAMILIES, FusionError
 from vase_cli.models.language_model import LanguageModel
 from vase_cli.models.load import load
@@ -116,7 +116,7 @@ def test_a_long_prompts_mlp_runs_in_pieces(model_folder: Callable[..., Path], mo
     model.fuse()
     requests = make_requests()[4:5]
     expected = token_ids(make_engine(model, "full", max_new_tokens=4), requests)
-    monkeypatch.setattr(fused, "MLP_TOKENS_AT_ONCE", 16)
+    monkeypatch.setattr(prefill, "MLP_TOKENS_AT_ONCE", 16)
     assert token_ids(make_engine(model, "full", max_new_tokens=4), requests) == expected
 
 
@@ -168,7 +168,7 @@ def test_value_ranges_kept_between_cuts_change_no_cut(name: str):
             for row in range(2):
                 new = cut == 0 or (cut == 1 and row == 1)
                 if new:
-                    cache.reset(row)
+                    cache.reset(torch.tensor([row], device=DEVICE))
                 fresh = slice(0, 40) if new else slice(32, 40)
                 cache.keys[:, row, fresh] = states[0, :, row, fresh]
                 cache.values[:, row, fresh] = states[1, :, row, fresh]

@@ -3,16 +3,18 @@
 Shapes: B rows, T prompt tokens.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from vase_cli.device import readable_bytes
 from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.cut import KERNEL_PROMPT_BYTES, working_bytes
+from vase_cli.engine.plan import PREFILL_TOKENS
 from vase_cli.errors import ConfigError
 from vase_cli.models.describe import ModelFacts
-from vase_cli.models.fused import MLP_TOKENS_AT_ONCE
 from vase_cli.models.language_model import MOST_RESERVED_TOKENS
+from vase_cli.models.prefill import MLP_TOKENS_AT_ONCE
 
 _USABLE_SHARE = 0.9  # of the free memory; the rest is for the allocator's rounding and for what others take meanwhile
 _GREEDY_BYTES_PER_LOGIT = 8
@@ -89,27 +91,31 @@ def plan_memory(
         )
 
     usable = int(available_bytes * _USABLE_SHARE)
-    one, two = plan(1), plan(2)
-    fitting = 1 + (usable - one.total_bytes) // (two.total_bytes - one.total_bytes)
+    wanted = most_num_seqs if max_num_seqs == "auto" else int(max_num_seqs)
+    fitting = bisect_right(range(1, wanted + 1), usable, key=lambda count: plan(count).total_bytes)
     if fitting < 1:
-        problem = f"this run does not fit: {one.message()}, of which {_USABLE_SHARE:.0%} can be planned with"
+        problem = f"this run does not fit: {plan(1).message()}, of which {_USABLE_SHARE:.0%} can be planned with"
         raise ConfigError(f"{problem}; use a smaller model, budget or limit, or a device with more memory")
     if max_num_seqs == "auto":
-        return plan(min(fitting, most_num_seqs))
-    if int(max_num_seqs) > fitting:
+        return plan(fitting)
+    if fitting < wanted:
         sizes = f"{plan(int(max_num_seqs)).message()}, {_USABLE_SHARE:.0%} of it usable"
         raise ConfigError(f"{max_num_seqs} slots do not fit: {sizes}; use --slots {fitting} or less, or auto")
-    return plan(int(max_num_seqs))
+    return plan(wanted)
 
 
-def _prompt_bytes(facts: ModelFacts, shape: CacheShape, tokens: int, *, kernels: bool) -> int:
-    """States and activations that exist at a time while a prompt is prefilled."""
+def _prompt_bytes(facts: ModelFacts, shape: CacheShape, longest: int, *, kernels: bool) -> int:
+    """States and activations that exist at a time while prompts of up to so many tokens are prefilled."""
+    tokens = longest
     queries, states = shape.query_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
     if not kernels:
         return tokens * shape.element_bytes * (4 * facts.hidden + 3 * facts.mlp + 2 * (queries + states))
-    attention = tokens * (2 * facts.hidden + 3 * queries + 2 * states)
-    mlp = tokens * (4 * facts.hidden + queries) + min(tokens, MLP_TOKENS_AT_ONCE) * 3 * facts.mlp
-    cut = KERNEL_PROMPT_BYTES if tokens > shape.tokens else 0
+    halves = shape.element_bytes == 2  # then there are kernels for packs, and for gate and up in one
+    if halves:
+        tokens = max(tokens, min(PREFILL_TOKENS, tokens * shape.max_num_seqs))
+    attention = tokens * (3 * facts.hidden + 2 * queries + 2 * states)
+    mlp = tokens * 4 * facts.hidden + min(tokens, MLP_TOKENS_AT_ONCE) * (1 if halves else 3) * facts.mlp
+    cut = KERNEL_PROMPT_BYTES if longest > shape.tokens else 0
     return max(attention, mlp) * shape.element_bytes + cut
 
 
