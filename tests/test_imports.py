@@ -24,11 +24,11 @@ LINE = [
     ["eviction", "attention", "graders", "runs", "reports"],
     ["kernels"],
     ["randomness"],
-    ["plugins", "device", "hub", "tensor_files"],
+    ["plugins", "device", "hub", "kernel_cache", "tensor_files"],
     ["errors"],
 ]
 ROW = {name: row for row, names in enumerate(LINE) for name in names}
-FLAT = {"errors", "plugins", "randomness", "device", "hub", "tensor_files"}
+FLAT = {"errors", "plugins", "randomness", "device", "hub", "kernel_cache", "tensor_files"}
 
 # What a room may use of the product, where that is less than its row allows.
 OWN = {
@@ -46,7 +46,7 @@ WITH_TORCH = {
     "attention", "bench", "calibration", "engine", "eviction", "kernels", "models", "randomness", "tensor_files",
 }  # fmt: skip
 # Where torch has no place at all.
-WITHOUT_TORCH = {"config", "errors", "evaluation", "graders", "hub", "plugins", "reports", "runs", "tasks"}
+WITHOUT_TORCH = {"config", "errors", "evaluation", "graders", "hub", "kernel_cache", "plugins", "reports", "runs", "tasks"}
 # The rest, where torch waits until a command or a device asks for it.
 WAITING = {"cli", "device"}
 
@@ -61,7 +61,7 @@ OTHERS = {
     "math_verify": ({"graders/_math_equal"}, True),
     "latex2sympy2_extended": ({"graders/_math_equal"}, True),
     "matplotlib": ({"reports"}, True),
-    "platformdirs": ({"config", "models", "reports"}, True),
+    "platformdirs": ({"config", "kernel_cache", "reports"}, True),
     "psutil": ({"device", "runs"}, True),
     "pyarrow": ({"tasks/_files"}, True),
     "pydantic": ({"config", "runs"}, False),

@@ -18,6 +18,7 @@ from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.requests import Request
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
+from vase_cli.kernel_cache import keep_kernels
 from vase_cli.kernels.ops import TorchOps, select_ops
 from vase_cli.models.describe import ModelFacts, describe
 from vase_cli.models.generation_config import FILE, read_generation_config
@@ -209,6 +210,8 @@ def plan_run(
             policy = replace(policy, **counting)
             counted = f"{entry.name} has no thresholds, so outliers are told by their count"
             notes += (f"warning: {method}: {counted}; `vase calibrate` makes thresholds",)
+    if device.type == "cuda" or recipe.compile == "on":
+        notes += keep_kernels()
     ops = select_ops(device.torch)
     return RunPlan(recipe, entry, method, device, ops, facts, backend, policy, thresholds, notes, files, weights)
 
