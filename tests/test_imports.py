@@ -24,11 +24,11 @@ LINE = [
     ["eviction", "attention", "graders", "runs", "reports"],
     ["kernels"],
     ["randomness"],
-    ["plugins", "device", "hub", "kernel_cache", "tensor_files"],
+    ["plugins", "device", "hub", "compiled_files", "tensor_files"],
     ["errors"],
 ]
 ROW = {name: row for row, names in enumerate(LINE) for name in names}
-FLAT = {"errors", "plugins", "randomness", "device", "hub", "kernel_cache", "tensor_files"}
+FLAT = {"errors", "plugins", "randomness", "device", "hub", "compiled_files", "tensor_files"}
 
 # What a room may use of the product, where that is less than its row allows.
 OWN = {
@@ -46,7 +46,9 @@ WITH_TORCH = {
     "attention", "bench", "calibration", "engine", "eviction", "kernels", "models", "randomness", "tensor_files",
 }  # fmt: skip
 # Where torch has no place at all.
-WITHOUT_TORCH = {"config", "errors", "evaluation", "graders", "hub", "kernel_cache", "plugins", "reports", "runs", "tasks"}
+WITHOUT_TORCH = {
+    "config", "errors", "evaluation", "graders", "hub", "compiled_files", "plugins", "reports", "runs", "tasks",
+}  # fmt: skip
 # The rest, where torch waits until a command or a device asks for it.
 WAITING = {"cli", "device"}
 
@@ -61,7 +63,7 @@ OTHERS = {
     "math_verify": ({"graders/_math_equal"}, True),
     "latex2sympy2_extended": ({"graders/_math_equal"}, True),
     "matplotlib": ({"reports"}, True),
-    "platformdirs": ({"config", "kernel_cache", "reports"}, True),
+    "platformdirs": ({"config", "compiled_files", "reports"}, True),
     "psutil": ({"device", "runs"}, True),
     "pyarrow": ({"tasks/_files"}, True),
     "pydantic": ({"config", "runs"}, False),
@@ -198,7 +200,11 @@ HEAVY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["eval", "--help"], ["--version"], ["tasks", "list"]], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["run", "--help"], ["eval", "--help"], ["--version"], ["tasks", "list"], ["zoo", "list"]],
+    ids=str,
+)
 def test_the_command_line_starts_light(arguments: list[str]):
     code = f"""
 from vase_cli.cli.app import main
@@ -208,6 +214,24 @@ except SystemExit as end:
     assert not end.code
 """
     assert not loaded_by(code) & HEAVY
+
+
+def test_a_run_loads_no_more_than_it_needs():
+    """Not what grades, draws and fetches, and no compiler; what others bring that is not needed is hidden from them."""
+    code = """
+import sys
+from vase_cli.cli.app import main
+from vase_cli.cli.startup import UNUSED
+try:
+    main(["run", "--model", "tiny-reasoner", "--max-new-tokens", "2", "hi"])
+except SystemExit as end:
+    assert not end.code
+assert "transformers" in sys.modules
+unneeded = {"datasets", "pandas", "pyarrow", "matplotlib", "math_verify", "latex2sympy2_extended", *UNUSED}
+assert not unneeded & set(sys.modules), unneeded & set(sys.modules)
+assert "torch._inductor.compile_fx" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_rich_waits_until_something_is_drawn():

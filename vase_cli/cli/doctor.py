@@ -14,12 +14,12 @@ import typer
 from vase_cli import hub, plugins
 from vase_cli.cli import options
 from vase_cli.cli.output import echo
+from vase_cli.compiled_files import kernel_folders
 from vase_cli.config.catalog import Catalog
 from vase_cli.config.default_recipe import PROMPTS, Candidates
 from vase_cli.config.resolve import check_option
 from vase_cli.device import available_ram_bytes, gpu_names, readable_bytes
 from vase_cli.errors import ConfigError, VaseError
-from vase_cli.kernel_cache import folders
 from vase_cli.runs.environment import library_version
 
 
@@ -109,10 +109,10 @@ def _torch(device: str) -> Generator[Finding, None, bool]:
 
 def _compiled_kernels() -> Finding:
     """Where compiled kernels are kept between runs, and how much they are by now."""
-    faults = [fault for folder in folders() if (fault := folder.fault())]
+    faults = [fault for folder in kernel_folders() if (fault := folder.fault())]
     if faults:
         return Finding("compiled kernels", "note", "; ".join(faults))
-    kept = [f"{folder.path} ({readable_bytes(folder.size_bytes())})" for folder in folders()]
+    kept = [f"{folder.path} ({readable_bytes(folder.size_bytes())})" for folder in kernel_folders()]
     return Finding("compiled kernels", "ok", f"kept in {' and '.join(kept)}")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from vase_cli import plugins
 from vase_cli.attention.base import AttentionBackend
+from vase_cli.compiled_files import keep_kernels
 from vase_cli.config.budget import Budget, cut_at, resolve_budget
 from vase_cli.config.method_options import make_method
 from vase_cli.config.schema import ModelEntry, Recipe, SamplingParams
@@ -18,7 +19,6 @@ from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.requests import Request
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
-from vase_cli.kernel_cache import keep_kernels
 from vase_cli.kernels.ops import TorchOps, select_ops
 from vase_cli.models.describe import ModelFacts, describe
 from vase_cli.models.generation_config import FILE, read_generation_config
