@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from vase_cli.cli.startup import UNUSED
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "vase_cli"
@@ -216,22 +219,25 @@ except SystemExit as end:
     assert not loaded_by(code) & HEAVY
 
 
-def test_a_run_loads_no_more_than_it_needs():
-    """Not what grades, draws and fetches, and no compiler; what others bring that is not needed is hidden from them."""
+def test_a_run_loads_no_more_than_it_needs(tmp_path: Path):
+    """Not what grades, draws and fetches, no compiler, and not what transformers takes along where it is installed."""
+    for package in UNUSED:
+        (tmp_path / f"{package}.py").write_text("raise RuntimeError('this is not needed')")
     code = """
 import sys
 from vase_cli.cli.app import main
-from vase_cli.cli.startup import UNUSED
 try:
     main(["run", "--model", "tiny-reasoner", "--max-new-tokens", "2", "hi"])
 except SystemExit as end:
     assert not end.code
 assert "transformers" in sys.modules
-unneeded = {"datasets", "pandas", "pyarrow", "matplotlib", "math_verify", "latex2sympy2_extended", *UNUSED}
+unneeded = {"datasets", "pandas", "pyarrow", "matplotlib", "math_verify", "latex2sympy2_extended"}
 assert not unneeded & set(sys.modules), unneeded & set(sys.modules)
 assert "torch._inductor.compile_fx" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_rich_waits_until_something_is_drawn():

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import importlib.metadata
 import sys
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def test_packages_that_no_text_model_needs_are_not_seen_for_a_moment(
     import unneeded
 
     assert sys.modules.pop("unneeded") is unneeded
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("no_bytecode")
+def test_installed_packages_are_not_listed_for_a_moment() -> None:
+    with pytest.raises(KeyError), quick_imports("cpu"):
+        assert importlib.metadata.packages_distributions() == {}
+        assert importlib.metadata.version("pytest") == pytest.__version__
+        raise KeyError
+    assert "pytest" in importlib.metadata.packages_distributions()
     gc.unfreeze()
 
 

@@ -25,7 +25,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsals, "_one_layer", lambda config, facts, _: one_layer(config, facts, CPU))
     for name in ("set_device", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda _: None)
-    plain = LanguageModel.__init__
+    plain: Any = LanguageModel.__init__
     monkeypatch.setattr(LanguageModel, "__init__", lambda self, *made: plain(self, *made[:3], CPU, made[4]))
 
 
@@ -38,7 +38,7 @@ def parts(folder: Path) -> tuple[Any, ModelFacts]:
 def test_one_layer_has_the_widths_of_the_real_ones(family: str, model_folder: Callable[..., Path]) -> None:
     config, facts = parts(model_folder(family, layers=3, vocab_size=5000))
     before = torch.random.get_rng_state()
-    model = rehearsals._one_layer(config, facts, CPU)
+    model: Any = rehearsals._one_layer(config, facts, CPU)
     assert torch.equal(torch.random.get_rng_state(), before), "nobody's random numbers are others for it"
     real = AutoModelForCausalLM.from_config(config)
     (layer,) = model.model.layers

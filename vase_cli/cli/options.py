@@ -111,8 +111,8 @@ class Overrides:
         changes = {"dtype": self.dtype and check_option("dtype", self.dtype), "think": self.think}
         device = self.device or "auto"
         with quick_imports(device):
-            candidates = Candidates.find(self.catalog(), device, changes)
-        choice = candidates.choose(tasks, or_own=or_own)
+            import torch  # noqa: F401 - which knows the device
+        choice = Candidates.find(self.catalog(), device, changes).choose(tasks, or_own=or_own)
         echo(choice.line, err=True)
         return dataclasses.replace(self, recipe=choice.recipe)
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import importlib.metadata
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ def quick_imports(device: str) -> Iterator[None]:
     """Import PyTorch and transformers in as little time as possible, while ``device`` wakes up."""
     threading.Thread(target=_wake, args=(device,), name="wake", daemon=True).start()
     keep_bytecode()
-    with _unsearched(), _hidden(UNUSED):
+    with _unsearched(), _unlisted(), _hidden(UNUSED):
         yield
 
 
@@ -34,6 +35,20 @@ def _unsearched() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextlib.contextmanager
+def _unlisted() -> Iterator[None]:
+    """Spare transformers the list of all modules of all installed packages, which looks at each of their files.
+
+    It wants versions of a few packages, and finds them by the names of the packages.
+    """
+    listed = importlib.metadata.packages_distributions
+    importlib.metadata.packages_distributions = dict
+    try:
+        yield
+    finally:
+        importlib.metadata.packages_distributions = listed
 
 
 @contextlib.contextmanager
