@@ -14,6 +14,7 @@ import typer
 
 from vase_cli.cli import options
 from vase_cli.cli.output import echo, print_json, print_tables
+from vase_cli.cli.startup import quick_imports
 from vase_cli.config.catalog import Resolved
 from vase_cli.config.resolve import check_option
 from vase_cli.config.schema import SAMPLING_KEYS, SamplingParams
@@ -68,8 +69,9 @@ def bench(
     first_recipe = compared[0].recipe
     counts = [check_option("slots", parse_scalar(count)) for count in options.listed(slots)] or [first_recipe.slots]
 
-    from vase_cli.bench.cells import make_steps
-    from vase_cli.bench.records import Bench
+    with quick_imports(first_recipe.device):
+        from vase_cli.bench.cells import make_steps
+        from vase_cli.bench.records import Bench
 
     bench_steps = make_steps(first_recipe.window, warmup, steps)
     cells = _cells(compared, bench_steps, counts, lengths, texts=bool(text), random=shape is not None)
