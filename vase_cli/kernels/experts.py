@@ -39,13 +39,11 @@ class Division(NamedTuple):
 def division(tokens: int, places: int, experts: int) -> Division:
     """The division for T tokens, K experts of each and X experts: the fastest of those tried on an H200."""
     rows = tokens * places / experts
-    if rows <= 8:
-        return Division(16, Config(32, 128, 4, 4), Config(64, 128, 4, 4))
-    if rows <= 32:
-        return Division(32, Config(32, 128, 4, 4), Config(64, 128, 4, 4))
+    if rows <= 16:
+        return Division(16 if rows <= 8 else 32, Config(64, 128, 3, 4), Config(64, 128, 3, 4))
     if rows <= 64:
         return Division(64, Config(64, 64, 4, 4), Config(128, 64, 4, 4))
-    return Division(128, Config(128, 64, 3, 8), Config(256, 64, 3, 8))
+    return Division(128, Config(128, 64, 4, 8), Config(256, 64, 4, 8))
 
 
 def gate_up(states: Tensor, weight: Tensor, groups: Groups, places: int, config: Config) -> Tensor:
