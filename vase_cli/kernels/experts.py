@@ -9,6 +9,7 @@ Shapes: T tokens, X experts, K experts of a token, P = T K pairs, N tiles, E wid
 an expert.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -54,11 +55,11 @@ def gate_up(states: Tensor, weight: Tensor, groups: Groups, places: int, config:
     """
     width, inner = weight.shape[1] // 2, weight.shape[2]
     out = torch.empty((groups.order.shape[0], width), dtype=states.dtype, device=states.device)
-    columns, depth = _fitting(config, width, inner, states)
+    columns, depth, stages = _fitting(config, groups.block, 2, width, inner, states)
     grid = (groups.tiles.shape[0] * triton.cdiv(width, columns),)
     _gate_up[grid](
         states, weight, groups.order, groups.tiles, out, width, inner, places, groups.block, columns, depth,
-        config.stages, num_warps=config.warps,
+        stages, num_warps=config.warps,
     )  # fmt: skip
     return out
 
@@ -71,20 +72,32 @@ def down(activated: Tensor, weight: Tensor, groups: Groups, weights: Tensor, con
     """
     width, inner = weight.shape[1:]
     out = torch.empty((groups.order.shape[0], width), dtype=activated.dtype, device=activated.device)
-    columns, depth = _fitting(config, width, inner, activated)
+    columns, depth, stages = _fitting(config, groups.block, 1, width, inner, activated)
     grid = (groups.tiles.shape[0] * triton.cdiv(width, columns),)
     _down[grid](
         activated, weight, groups.order, groups.tiles, weights, out, width, inner, groups.block, columns, depth,
-        config.stages, num_warps=config.warps,
+        stages, num_warps=config.warps,
     )  # fmt: skip
     return out
 
 
-def _fitting(config: Config, width: int, inner: int, states: Tensor) -> tuple[int, int]:
-    """Columns and inputs of a program, no more than there are, and half the inputs where they take twice the bytes."""
-    depth = config.inner * 2 // states.element_size()
-    columns = min(config.columns, triton.next_power_of_2(width))
-    return max(16, columns), max(16, min(depth, triton.next_power_of_2(inner)))
+def _fitting(config: Config, block: int, weights: int, width: int, inner: int, states: Tensor) -> tuple[int, int, int]:
+    """Columns, inputs and stages of a program that multiplies a tile with some weights: no more than there is, or fits.
+
+    Half the inputs where they take twice the bytes, and fewer stages on a device of little shared memory.
+    """
+    columns = max(16, min(config.columns, triton.next_power_of_2(width)))
+    depth = max(16, min(config.inner * 2 // states.element_size(), triton.next_power_of_2(inner)))
+    stage_bytes = (weights * columns + block) * depth * states.element_size()
+    return columns, depth, max(1, min(config.stages, _shared_bytes(states.device) // stage_bytes))
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    """Shared memory that one program may hold, less a little for what is beside the stages."""
+    if device.type != "cuda":
+        return 2**18
+    return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]) - 1024
 
 
 @triton.jit
