@@ -172,6 +172,24 @@ def test_no_bit_of_a_token_depends_on_the_other_tokens(dtype: torch.dtype, block
     assert got[:2].isnan().all() and got[2:].isfinite().all()
 
 
+@pytest.mark.parametrize("kibibytes", [64, 99, 163, 227])
+@pytest.mark.parametrize("tokens", [1, 16, 200, 700, 8192])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_fit_into_the_shared_memory_of_a_device(
+    dtype: torch.dtype, tokens: int, kibibytes: int, monkeypatch: pytest.MonkeyPatch
+):
+    from vase_cli.kernels import experts
+
+    monkeypatch.setattr(experts, "_shared_bytes", lambda device: kibibytes * 2**10)
+    divided = experts.division(tokens, 8, 128)
+    for config, weights, width, inner in ((divided.gate_up, 2, 768, 2048), (divided.down, 1, 2048, 768)):
+        states = torch.empty(0, dtype=dtype)
+        columns, depth, stages = experts._fitting(config, divided.block, weights, width, inner, states)
+        stage_bytes = (weights * columns + divided.block) * depth * dtype.itemsize
+        assert 1 <= stages <= config.stages and stages * stage_bytes <= kibibytes * 2**10
+        assert stages == config.stages or (stages + 1) * stage_bytes > kibibytes * 2**10
+
+
 def test_joining_adds_in_the_order_of_places():
     from vase_cli.kernels.routing import join
 
@@ -190,3 +208,14 @@ def test_a_mixture_of_the_size_of_a_real_one(tokens: int):
     got, expected = (of(states, logits, *weights, 8) for of in (mixture, reference))
     assert (got.double() - expected.double()).norm() / expected.double().norm() < UNIT[torch.bfloat16] / 2
     assert torch.equal(mixture(states, logits, *weights, 8), got)
+
+
+@pytest.mark.skipif(INTERPRETING, reason="too large for the interpreter")
+@pytest.mark.parametrize("tokens", [1, 16, 100, 200, 700])
+def test_no_bit_of_a_token_depends_on_how_many_there_are(tokens: int):
+    """Tiles of all kinds add up in one order, so that prompts may come in packs."""
+    states, logits = draw(1500, 2048, dtype=torch.bfloat16), draw(1500, 128, seed=3, dtype=torch.bfloat16)
+    weights = weights_of(128, 2048, 768, torch.bfloat16)
+    some = slice(1500 - tokens, 1500)
+    got = mixture(states[some].contiguous(), logits[some].contiguous(), *weights, 8)
+    assert torch.equal(got, mixture(states, logits, *weights, 8)[some])
