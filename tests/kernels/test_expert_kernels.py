@@ -66,6 +66,17 @@ def weights_of(experts: int, width: int, inner: int, dtype: torch.dtype) -> tupl
     return gate_up_weight.to(dtype), (draw(experts, width, inner, seed=2) / inner**0.5).to(dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(("tokens", "experts", "width"), [(1, 6, 40), (3, 128, 32), (70, 20, 64), (520, 9, 16)])
+def test_logits_agree_with_float64(tokens: int, experts: int, width: int, dtype: torch.dtype):
+    from vase_cli.kernels.experts import logits
+
+    states, router = draw(tokens, width, dtype=dtype), draw(experts, width, seed=1, dtype=dtype)
+    expected = states.double() @ router.double().T
+    error = (logits(states, router).double() - expected).norm() / expected.norm()
+    assert error < (1e-6 if dtype == torch.float32 else UNIT[dtype] / 2)
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize(("experts", "count"), [(4, 1), (6, 6), (20, 3), (128, 8)])
@@ -214,8 +225,13 @@ def test_a_mixture_of_the_size_of_a_real_one(tokens: int):
 @pytest.mark.parametrize("tokens", [1, 16, 100, 200, 700])
 def test_no_bit_of_a_token_depends_on_how_many_there_are(tokens: int):
     """Tiles of all kinds add up in one order, so that prompts may come in packs."""
-    states, logits = draw(1500, 2048, dtype=torch.bfloat16), draw(1500, 128, seed=3, dtype=torch.bfloat16)
+    from vase_cli.kernels.experts import logits
+
+    states, router = draw(1500, 2048, dtype=torch.bfloat16), draw(128, 2048, seed=3, dtype=torch.bfloat16) / 45
     weights = weights_of(128, 2048, 768, torch.bfloat16)
-    some = slice(1500 - tokens, 1500)
-    got = mixture(states[some].contiguous(), logits[some].contiguous(), *weights, 8)
-    assert torch.equal(got, mixture(states, logits, *weights, 8)[some])
+    some = states[-tokens:].contiguous()
+    of_all = logits(states, router)
+    assert torch.equal(logits(some, router), of_all[-tokens:])
+    assert torch.equal(
+        mixture(some, of_all[-tokens:].contiguous(), *weights, 8), mixture(states, of_all, *weights, 8)[-tokens:]
+    )

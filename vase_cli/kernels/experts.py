@@ -2,8 +2,8 @@
 
 In a decode step an expert has a few rows, and reading its weights takes all the time: they are streamed through as in
 :mod:`vase_cli.kernels.linear`. In a prefill it has hundreds, and tiles as large as tensor cores like them. The shape of
-a batch alone decides between the two, and every sum runs over the inputs in one order: no bit of a token's result
-depends on the other tokens.
+a batch alone decides between the two. Every sum runs over the inputs in one order, and on an H200 tiles of all kinds
+are multiplied by one kind of instruction: no bit of a token's result depends on the other tokens, nor on their number.
 
 Shapes: T tokens, X experts, K experts of a token, P = T K pairs, N tiles, E width of the residual stream, M width of
 an expert.
@@ -18,6 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from vase_cli.kernels.routing import Groups
+
+_ROUTER_ROWS = 64
+_FEW_TOKENS = 512
 
 
 class Config(NamedTuple):
@@ -45,6 +48,20 @@ def division(tokens: int, places: int, experts: int) -> Division:
     if rows <= 64:
         return Division(64, Config(64, 64, 4, 4), Config(128, 64, 4, 4))
     return Division(128, Config(128, 64, 4, 8), Config(256, 64, 4, 8))
+
+
+def logits(states: Tensor, router: Tensor) -> Tensor:
+    """Multiply ``states`` (T, E) with a router's weight, (X, E), both contiguous and of one dtype: (T, X)."""
+    tokens, inner = states.shape
+    experts = router.shape[0]
+    out = torch.empty((tokens, experts), dtype=states.dtype, device=states.device)
+    config = Config(16 if tokens <= _FEW_TOKENS else 64, 128, 4, 4)
+    columns, depth, stages = _fitting(config, _ROUTER_ROWS, 1, experts, inner, states)
+    grid = (triton.cdiv(tokens, _ROUTER_ROWS), triton.cdiv(experts, columns))
+    _logits[grid](
+        states, router, out, tokens, experts, inner, _ROUTER_ROWS, columns, depth, stages, num_warps=config.warps
+    )
+    return out
 
 
 def gate_up(states: Tensor, weight: Tensor, groups: Groups, places: int, config: Config) -> Tensor:
@@ -108,6 +125,27 @@ def _product(weights, inputs, total, few: tl.constexpr):
         return tl.dot(weights, tl.trans(inputs), total, input_precision=exact)
     else:
         return tl.dot(inputs, tl.trans(weights), total, input_precision=exact)
+
+
+@triton.jit
+def _logits(
+    states, router, out, tokens, experts: tl.constexpr, inner: tl.constexpr, block: tl.constexpr,
+    columns: tl.constexpr, depth: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * block + tl.arange(0, block)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    is_row, is_column = row < tokens, column < experts
+    place = tl.arange(0, depth)
+    inputs = states + row.to(tl.int64)[:, None] * inner + place[None, :]
+    weights = router + column[:, None] * inner + place[None, :]
+    total = tl.zeros([block, columns], tl.float32)
+    for start in tl.range(0, inner, depth, num_stages=stages):
+        is_inside = (start + place < inner)[None, :]
+        some_weights = tl.load(weights + start, mask=is_column[:, None] & is_inside, other=0.0)
+        some_inputs = tl.load(inputs + start, mask=is_row[:, None] & is_inside, other=0.0)
+        total = _product(some_weights, some_inputs, total, False)
+    target = out + row.to(tl.int64)[:, None] * experts + column[None, :]
+    tl.store(target, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
 @triton.jit

@@ -6,12 +6,13 @@ a forward is compared with transformers' own while it follows the choices of tha
 Shapes: T tokens, X experts, K experts of a token, E width of the residual stream, M width of an expert.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.nn.functional import linear
 
 
 class Choice(NamedTuple):
@@ -35,20 +36,21 @@ class Router:
         """One that chooses as was chosen for the last tokens of a text."""
         return replace(self, followed=choice)
 
-    def choose(self, states: Tensor, linear: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def choose(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Experts, (T, K) int32, and their weights, (T, K), for states (T, E)."""
+        from vase_cli.kernels.experts import logits
         from vase_cli.kernels.routing import route
 
         if self.followed is not None:
             tokens = states.shape[0]
             return self.followed.chosen[-tokens:].contiguous(), self.followed.weights[-tokens:].contiguous()
-        return route(linear(states, self.weight), self.count, normalize=self.normalize)
+        return route(logits(states, self.weight), self.count, normalize=self.normalize)
 
-    def error(self, choice: Choice, linear: Callable[[Tensor, Tensor], Tensor]) -> float:
+    def error(self, choice: Choice) -> float:
         """How far this router is off another's choice, relatively: in the weights, or in the logits of the experts."""
-        logits = linear(choice.states, self.weight).float()
-        chosen, weights = self.choose(choice.states, linear)
-        own, other = (logits.gather(1, experts.long()) for experts in (chosen, choice.chosen))
+        all_logits = linear(choice.states, self.weight).float()
+        chosen, weights = self.choose(choice.states)
+        own, other = (all_logits.gather(1, experts.long()) for experts in (chosen, choice.chosen))
         pairs = ((own, other), (weights.float(), choice.weights.float()))
         return max(float((got - expected).norm() / expected.norm()) for got, expected in pairs)
 
@@ -76,16 +78,14 @@ def take_router(mlp: Any) -> Router:
     return Router(mlp.gate.weight, int(mlp.gate.top_k), bool(mlp.gate.norm_topk_prob))
 
 
-def mixture(
-    states: Tensor, router: Router, gate_up: Tensor, down: Tensor, linear: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
+def mixture(states: Tensor, router: Router, gate_up: Tensor, down: Tensor) -> Tensor:
     """States (T, E) to what their experts make of them, (T, E).
 
-    ``gate_up`` (X, 2M, E) and ``down`` (X, E, M) are the weights of all experts.
+    ``states`` are contiguous; ``gate_up`` (X, 2M, E) and ``down`` (X, E, M) are the weights of all experts.
     """
     from vase_cli.kernels import experts, routing
 
-    chosen, weights = router.choose(states, linear)
+    chosen, weights = router.choose(states)
     division = experts.division(states.shape[0], router.count, gate_up.shape[0])
     groups = routing.group(chosen, gate_up.shape[0], division.block)
     activated = experts.gate_up(states, gate_up, groups, router.count, division.gate_up)

@@ -130,7 +130,7 @@ class FusedForward:
     def routers_error(self, choices: dict[int, Choice]) -> float:
         """How far the router that differs most is off those choices, relatively; 0 without routers."""
         routers = [(number, layer.router) for number, layer in enumerate(self._layers) if layer.router is not None]
-        return max((router.error(choices[number], self._linear) for number, router in routers), default=0.0)
+        return max((router.error(choices[number]) for number, router in routers), default=0.0)
 
     def _through_layers(
         self, token_ids: Tensor, attend: Callable[[int, _Layer, Tensor], Tensor], *, last_only: bool
@@ -158,7 +158,7 @@ class FusedForward:
         pieces = []
         for piece in normed.split(MLP_TOKENS_AT_ONCE):
             if layer.router is not None:
-                pieces.append(mixture(piece, layer.router, layer.gate_up, layer.down, self._linear))
+                pieces.append(mixture(piece, layer.router, layer.gate_up, layer.down))
                 continue
             gate_up = self._linear(piece, layer.gate_up)
             activated = gate_up.new_empty((piece.shape[0], gate_up.shape[1] // 2))
