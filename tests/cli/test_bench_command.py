@@ -12,6 +12,7 @@ import torch
 from helpers.cli_examples import Shell, open_shell, read_jsonl, terminal
 
 from vase_cli.bench import records as bench
+from vase_cli.bench.rates import Rates
 from vase_cli.bench.tables import MEMORY, SPEED, TEXT
 from vase_cli.engine.engine import StaticCache
 
@@ -39,7 +40,7 @@ def vase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     Path("zoo").mkdir()
     Path("zoo/little.yaml").write_text(ENTRY)
     Path("zoo/bare.yaml").write_text("hub_id: nobody/nothing\n")
-    monkeypatch.setattr(bench, "copy_bandwidth", lambda device: 2e9)
+    monkeypatch.setattr(bench, "measure_rates", lambda device, dtype: Rates(2e9, 1e9, 3e12))
     return shell
 
 
@@ -78,7 +79,7 @@ def records(lines: list[str]) -> list[dict[str, Any]]:
         (["--text", "100", "--context", "200"], "leave --slots and --context out"),
         (["--steps", "7"], "--steps 7: must be at least 8, two windows, so that every row is cut twice"),
         (["--warmup", "3"], "--warmup 3: must be at least 4, one window"),
-        (["--prefill=-1"], "Invalid value for '--prefill'"),
+        (["--prefill=-1"], "--prefill -1: must be a whole number of tokens, at least 0"),
         (["--memory", "0"], "--memory 0: must be a number of GiB above 0"),
         (["--memory", "nan"], "--memory nan: must be a number of GiB above 0"),
         (["--model", "qwen3-8b"], "--shape little and qwen3-8b: random weights or a real model, leave one out"),
@@ -146,7 +147,7 @@ def test_the_table_and_what_is_going_on_are_on_stderr(vase: Shell) -> None:
     assert len(records(outcome.lines())) == 2
     lines = outcome.err.splitlines()
     assert lines[:3] == [
-        "cpu: copies move 2 GB/s",
+        "cpu: copies move 2 GB/s, reads 1 GB/s; products in float32 3.00 TFLOP/s",
         "1 of 2: random, budget 16, 2 slots, text of 32 tokens",
         "2 of 2: full, 2 slots, text of 32 tokens",
     ]

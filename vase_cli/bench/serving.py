@@ -1,0 +1,118 @@
+"""A workload from the moment that an engine gets its requests to their last token."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from vase_cli.bench.floor import step_floor
+from vase_cli.bench.loop import percentile
+from vase_cli.bench.rates import Rates
+from vase_cli.bench.workloads import make_request
+from vase_cli.engine.engine import Engine
+from vase_cli.engine.plan import RunPlan
+from vase_cli.engine.requests import Completion, EngineStats, NewTokens, Notice, Request
+from vase_cli.errors import RunError
+
+_WARM_UP_TOKENS = 8  # of each text that warms up
+_UNDER_WAY = 2  # steps that the device may not have done yet
+
+
+@dataclass
+class Served:
+    """What was seen while a workload ran; times in seconds from the moment that the engine got the requests."""
+
+    wall_s: float
+    first_token_s: list[float]  # of each text, in the order in which they came
+    last_token_s: list[float]  # likewise
+    new_tokens: int
+    steps: list[tuple[int, int]]  # texts in each decode step, and the tokens that they attended to
+    steps_s: float  # of the device, cuts left out
+    cuts_s: float  # of the device
+    stats: EngineStats
+    notices: list[str]  # of the engine
+
+
+def warm_up(engine: Engine, requests: Sequence[Request]) -> float:
+    """Let the engine prepare itself and run the shortest and the longest prompt for some tokens: seconds it took."""
+    started = time.perf_counter()
+    by_length = sorted(requests, key=lambda request: len(request.prompt_token_ids))
+    prompts = [request.prompt_token_ids for request in (by_length[0], by_length[-1])]
+    serve(engine, [make_request(f"warm-up {place}", prompt, _WARM_UP_TOKENS) for place, prompt in enumerate(prompts)])
+    return time.perf_counter() - started
+
+
+def serve(engine: Engine, requests: Sequence[Request]) -> Served:
+    """Give all requests to an engine at once and take what it makes.
+
+    The engine must be idle, and timed. torch.OutOfMemoryError if it had to shrink, RunError for a text that failed.
+    """
+    engine.stats, budget, window = EngineStats(), engine.settings.budget, engine.settings.window
+    engine.timer.clear()
+    seen = Served(0.0, [], [], 0, [], 0.0, 0.0, engine.stats, [])
+    waiting = {request.id for request in requests}
+    started = time.perf_counter()
+    for event in engine.stream(requests):
+        now = time.perf_counter() - started
+        if isinstance(event, NewTokens):
+            if not waiting.isdisjoint(firsts := [token.request.id for token in event.tokens]):
+                waiting.difference_update(firsts)
+                seen.first_token_s += [now] * len(firsts)
+                continue
+            # A row that was cut in this step attended to a window more than it holds now.
+            held = [token.cached_tokens for token in event.tokens]
+            cut = sum(token.cached_tokens == budget and token.cuts > 0 for token in event.tokens)
+            seen.steps.append((len(held), sum(held) + cut * window))
+            _take_times(engine, seen, _UNDER_WAY)
+        elif isinstance(event, Completion):
+            if event.error:
+                raise RunError(event.error)
+            seen.last_token_s.append(now)
+            seen.new_tokens += len(event.token_ids)
+        elif isinstance(event, Notice):
+            if event.restarted:
+                raise torch.OutOfMemoryError(event.message)
+            seen.notices.append(event.message)
+    seen.wall_s = time.perf_counter() - started
+    _take_times(engine, seen, 0)
+    return seen
+
+
+def _take_times(engine: Engine, seen: Served, under_way: int) -> None:
+    steps_s, cuts_s = engine.timer.take(under_way)
+    seen.steps_s += steps_s
+    seen.cuts_s += cuts_s
+
+
+def served_figures(seen: Served, plan: RunPlan, rates: Rates) -> dict[str, Any]:
+    """Work out the figures of a workload that ran. The floor is that of all its decode steps, prefills left out."""
+    parts = {"prefill": seen.stats.prefill_s, "steps": seen.steps_s, "cuts": seen.cuts_s}
+    parts["host"] = seen.wall_s - sum(parts.values())  # the rest, in which the device waits
+    floor_of = cache(lambda rows, attended: step_floor(plan, rates, rows, attended))
+    floors = [floor_of(*step) for step in seen.steps]
+    floor_s = sum(floor.ms for floor in floors) / 1000
+    steps_s = seen.steps_s + seen.cuts_s
+    return {
+        "wall_s": seen.wall_s,
+        "tokens_per_s": seen.new_tokens / seen.wall_s,
+        "first_token_s_mean": statistics.fmean(seen.first_token_s),
+        "first_token_s_p50": percentile(seen.first_token_s, 0.5),
+        "first_token_s_p95": percentile(seen.first_token_s, 0.95),
+        "first_token_s_max": max(seen.first_token_s),
+        "latency_s_p50": percentile(seen.last_token_s, 0.5),
+        "latency_s_p95": percentile(seen.last_token_s, 0.95),
+        **{f"{name}_s": seconds for name, seconds in parts.items()},
+        **{f"{name}_share": seconds / seen.wall_s for name, seconds in parts.items()},
+        "decode_steps": len(seen.steps),
+        "mean_rows": statistics.fmean(rows for rows, _ in seen.steps) if seen.steps else None,
+        "cuts": seen.stats.cuts,
+        "floor_s": floor_s,
+        "floor_bytes_s": sum(floor.bytes_ms for floor in floors) / 1000,
+        "floor_ops_s": sum(floor.ops_ms for floor in floors) / 1000,
+        "ratio": seen.wall_s / floor_s if floors else None,
+        "ratio_steps": steps_s / floor_s if floors else None,
+    }
