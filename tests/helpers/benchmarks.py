@@ -1,6 +1,7 @@
 """A model of random weights that is soon measured, its sizes, and rates of a device that are known."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ FLOAT32 = 4
 
 
 def make_factory(
-    method: str = "random", *, budget: int | None = 16, architecture: Architecture = DENSE, **changes: object
+    method: str = "random", *, budget: int | None = 16, architecture: Architecture = DENSE, **changes: Any
 ) -> EngineFactory:
     recipe = Recipe(
         "tiny", "tiny", method=method, budget=None if method == "full" else budget, window=4, device="cpu",
