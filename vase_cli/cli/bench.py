@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _option = partial(typer.Option, rich_help_panel=options.BENCHMARK)
 _SHAPE_HELP = "Zoo name: random weights of its size, nothing is downloaded."
-_SLOTS_HELP = f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}."
+_SLOTS_HELP = f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}, for a workload all."
 _CONTEXT_HELP = (
     "Tokens of text in every row as the steps begin: 8192, or 8192,32768; twice the largest budget if left out."
 )
-_PREFILL_HELP = "Tokens of the longest prompts whose prefill is timed, the others half as long: 100,2048; 0 for none."
+_PREFILL_HELP = "Time prefills of 32 prompts of half to all of so many tokens: 100,2048; 2048 if left out, 0 for none."
 _WORKLOAD_HELP = (
     "Serve whole requests, all at once: short, reasoning, or a .jsonl file of prompt_tokens, new_tokens, count."
 )
