@@ -1,5 +1,6 @@
 """A workload from the moment that an engine gets its requests to their last token."""
 
+import contextlib
 import statistics
 import time
 from collections.abc import Sequence
@@ -56,27 +57,29 @@ def serve(engine: Engine, requests: Sequence[Request]) -> Served:
     seen = Served(0.0, [], [], 0, [], 0.0, 0.0, engine.stats, [])
     waiting = {request.id for request in requests}
     started = time.perf_counter()
-    for event in engine.stream(requests):
-        now = time.perf_counter() - started
-        if isinstance(event, NewTokens):
-            if not waiting.isdisjoint(firsts := [token.request.id for token in event.tokens]):
-                waiting.difference_update(firsts)
-                seen.first_token_s += [now] * len(firsts)
-                continue
-            # A row that was cut in this step attended to a window more than it holds now.
-            held = [token.cached_tokens for token in event.tokens]
-            cut = sum(token.cached_tokens == budget and token.cuts > 0 for token in event.tokens)
-            seen.steps.append((len(held), sum(held) + cut * window))
-            _take_times(engine, seen, _UNDER_WAY)
-        elif isinstance(event, Completion):
-            if event.error:
-                raise RunError(event.error)
-            seen.last_token_s.append(now)
-            seen.new_tokens += len(event.token_ids)
-        elif isinstance(event, Notice):
-            if event.restarted:
-                raise torch.OutOfMemoryError(event.message)
-            seen.notices.append(event.message)
+    with contextlib.closing(engine.stream(requests)) as events:
+        for event in events:
+            now = time.perf_counter() - started
+            if isinstance(event, NewTokens):
+                later = [token for token in event.tokens if token.request.id not in waiting]
+                if len(later) < len(event.tokens):
+                    waiting.difference_update(token.request.id for token in event.tokens)
+                    seen.first_token_s += [now] * (len(event.tokens) - len(later))
+                if later:
+                    # A row that was cut in this step attended to a window more than it holds now.
+                    cut = sum(token.cached_tokens == budget and token.cuts > 0 for token in later)
+                    held = sum(token.cached_tokens for token in later)
+                    seen.steps.append((len(later), held + cut * window))
+                    _take_times(engine, seen, _UNDER_WAY)
+            elif isinstance(event, Completion):
+                if event.error:
+                    raise RunError(event.error)
+                seen.last_token_s.append(now)
+                seen.new_tokens += len(event.token_ids)
+            elif isinstance(event, Notice):
+                if event.restarted:
+                    raise torch.OutOfMemoryError(event.message)
+                seen.notices.append(event.message)
     seen.wall_s = time.perf_counter() - started
     _take_times(engine, seen, 0)
     return seen
