@@ -9,9 +9,8 @@ from helpers.benchmarks import CPU, RATES, make_factory
 from vase_cli.bench import records
 from vase_cli.bench.cells import WorkloadCell, make_workload_cell
 from vase_cli.bench.floor import step_floor
-from vase_cli.bench.loop import prefill_lengths, prefill_speed
 from vase_cli.bench.records import OUT_OF_MEMORY, Bench
-from vase_cli.bench.serving import Served, serve, served_figures, warm_up
+from vase_cli.bench.serving import Served, prefill_lengths, prefill_speed, serve, served_figures, warm_up
 from vase_cli.bench.workloads import Lengths, Workload, make_request
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.engine.engine import Engine
@@ -211,8 +210,8 @@ def test_few_lengths_are_all_measured(longest: int, lengths: set[int]) -> None:
 
 def test_prompts_wait_together_and_are_prefilled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, taken = make_engine(make_factory()), []
-    generate = Engine.generate
-    monkeypatch.setattr(Engine, "generate", lambda self, requests: taken.append(requests) or generate(self, requests))
+    stream = Engine.stream
+    monkeypatch.setattr(Engine, "stream", lambda self, requests: taken.append(requests) or stream(self, requests))
     assert prefill_speed(engine, 40, vocabulary=101, seed=0) > 0
     assert [len(requests) for requests in taken] == [1, 21]
     assert {len(request.prompt_token_ids) for request in taken[1]} == set(range(20, 41))

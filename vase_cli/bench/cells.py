@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vase_cli.bench.workloads import Workload
-from vase_cli.config.budget import Budget
 from vase_cli.engine.factory import EngineFactory
 from vase_cli.engine.plan import GenerationLimits, RunPlan
 from vase_cli.errors import ConfigError
@@ -52,9 +51,7 @@ class Cell:
     def title(self) -> str:
         """The cell in a few words."""
         slots = f"{self.slots} slots" if self.text is None else "the slots that fit"
-        return (
-            f"{_method(self.factory.plan, self.limits.budget)}, {slots}, text of {self.text or self.context:,} tokens"
-        )
+        return f"{_method(self)}, {slots}, text of {self.text or self.context:,} tokens"
 
     def shared(self) -> dict[str, Any]:
         """What a summary says of all cells together."""
@@ -84,7 +81,7 @@ class WorkloadCell:
     def title(self) -> str:
         """The cell in a few words."""
         slots = "the slots that fit" if self.slots == "auto" else f"{self.slots} slots"
-        return f"{_method(self.factory.plan, self.limits.budget)}, {slots}, workload {self.workload.name}"
+        return f"{_method(self)}, {slots}, workload {self.workload.name}"
 
     def shared(self) -> dict[str, Any]:
         """What a summary says of all cells together."""
@@ -150,5 +147,6 @@ def _check_configured(plan: RunPlan, tokens: int, which: str, instead: str) -> N
         raise ConfigError(f"a text of {tokens:,} tokens, {which}: {most}")
 
 
-def _method(plan: RunPlan, budget: Budget | None) -> str:
-    return plan.method if budget is None else f"{plan.method}, budget {budget.tokens:,}"
+def _method(cell: Cell | WorkloadCell) -> str:
+    method, budget = cell.factory.plan.method, cell.limits.budget_tokens
+    return method if budget is None else f"{method}, budget {budget:,}"

@@ -1,9 +1,8 @@
-"""Measured runs of an engine: decode steps with all rows busy, and prefills of prompts of many lengths."""
+"""Measured runs of an engine: decode steps with all rows busy."""
 
 import contextlib
 import gc
 import math
-import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -12,13 +11,9 @@ from typing import NamedTuple
 import torch
 
 from vase_cli.bench.cells import Steps
-from vase_cli.bench.workloads import draw_tokens, make_request
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.requests import Completion, NewTokens, Notice, Request
 from vase_cli.errors import RunError
-
-_PROMPTS = 32  # of a measurement of prefills
-_WARM_UP_PROMPTS = 4
 
 
 class LoopTimes(NamedTuple):
@@ -64,33 +59,6 @@ def run_loop(engine: Engine, context: int, cached_tokens: Sequence[int], steps: 
         loop_ms = 1000.0 * (time.perf_counter() - started)
     measured = slice(steps.warm_up, steps.warm_up + steps.measured)
     return LoopTimes(timer.step_ms()[measured], timer.cut_ms()[measured], loop_ms, notices)
-
-
-def prefill_lengths(longest: int, drawn: random.Random) -> tuple[list[int], list[int]]:
-    """Draw the lengths of prompts between half of ``longest`` and the whole, all different: to warm up, and to measure.
-
-    Where there are so few lengths that all are measured, the first of them warms up.
-    """
-    lengths = range((longest + 1) // 2, longest + 1)
-    chosen = drawn.sample(lengths, min(_PROMPTS + _WARM_UP_PROMPTS, len(lengths)))
-    return chosen[_PROMPTS:] or chosen[:1], chosen[:_PROMPTS]
-
-
-def prefill_speed(engine: Engine, longest: int, vocabulary: int, seed: int) -> float:
-    """Measure prompts of many lengths that wait all at once, in tokens a second, from the first to the last's end.
-
-    Lengths, see :func:`prefill_lengths`, and tokens are drawn with the seed. RunError for a prompt that fails.
-    """
-    drawn = random.Random(seed)
-    for lengths in prefill_lengths(longest, drawn):
-        prompts = [draw_tokens(drawn, tokens, vocabulary) for tokens in lengths]
-        requests = [make_request(f"prompt {number}", prompt, 1) for number, prompt in enumerate(prompts)]
-        started = time.perf_counter()
-        for completion in engine.generate(requests):
-            if completion.error:
-                raise RunError(completion.error)
-        speed = sum(lengths) / (time.perf_counter() - started)
-    return speed
 
 
 def step_figures(times: LoopTimes, slots: int) -> dict[str, float | int]:

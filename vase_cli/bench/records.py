@@ -18,9 +18,9 @@ import torch
 
 from vase_cli.bench.cells import Cell, WorkloadCell
 from vase_cli.bench.floor import count_reads, step_floor
-from vase_cli.bench.loop import prefill_speed, run_loop, staggered, step_figures
+from vase_cli.bench.loop import run_loop, staggered, step_figures
 from vase_cli.bench.rates import measure_rates
-from vase_cli.bench.serving import serve, served_figures, warm_up
+from vase_cli.bench.serving import prefill_speed, serve, served_figures, warm_up
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.memory import MemoryPlan
 from vase_cli.engine.plan import RunPlan

@@ -1,6 +1,7 @@
-"""A workload from the moment that an engine gets its requests to their last token."""
+"""Requests from the moment that an engine gets them to their last token: workloads, and prompts alone."""
 
 import contextlib
+import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import torch
 from vase_cli.bench.floor import step_floor
 from vase_cli.bench.loop import percentile
 from vase_cli.bench.rates import Rates
-from vase_cli.bench.workloads import make_request
+from vase_cli.bench.workloads import draw_tokens, make_request
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.plan import RunPlan
 from vase_cli.engine.requests import Completion, EngineStats, NewTokens, Notice, Request
@@ -21,6 +22,8 @@ from vase_cli.errors import RunError
 
 _WARM_UP_TOKENS = 8  # of each text that warms up
 _UNDER_WAY = 2  # steps that the device may not have done yet
+_PROMPTS = 32  # of a measurement of prefills
+_WARM_UP_PROMPTS = 4
 
 
 @dataclass
@@ -119,3 +122,26 @@ def served_figures(seen: Served, plan: RunPlan, rates: Rates) -> dict[str, Any]:
         "ratio": seen.wall_s / floor_s if floors else None,
         "ratio_steps": steps_s / floor_s if floors else None,
     }
+
+
+def prefill_lengths(longest: int, drawn: random.Random) -> tuple[list[int], list[int]]:
+    """Draw the lengths of prompts between half of ``longest`` and the whole, all different: to warm up, and to measure.
+
+    Where there are so few lengths that all are measured, the first of them warms up.
+    """
+    lengths = range((longest + 1) // 2, longest + 1)
+    chosen = drawn.sample(lengths, min(_PROMPTS + _WARM_UP_PROMPTS, len(lengths)))
+    return chosen[_PROMPTS:] or chosen[:1], chosen[:_PROMPTS]
+
+
+def prefill_speed(engine: Engine, longest: int, vocabulary: int, seed: int) -> float:
+    """Measure prompts of many lengths that wait all at once, in tokens a second, from the first to the last's end.
+
+    Lengths, see :func:`prefill_lengths`, and tokens are drawn with the seed; errors as in :func:`serve`.
+    """
+    drawn = random.Random(seed)
+    warming, measured = prefill_lengths(longest, drawn)
+    for lengths in (warming, measured):
+        prompts = [draw_tokens(drawn, tokens, vocabulary) for tokens in lengths]
+        seen = serve(engine, [make_request(f"prompt {place}", prompt, 1) for place, prompt in enumerate(prompts)])
+    return sum(measured) / seen.wall_s
