@@ -202,6 +202,13 @@ def test_prompts_differ_in_length_from_each_other_and_from_those_that_warm_up() 
     assert max(measured) > 1900 and min(measured) < 1150
 
 
+@pytest.mark.parametrize("longest", [500, 2048])
+def test_a_multiple_of_16_warms_up_and_another_length_too(longest: int) -> None:
+    for seed in range(20):
+        warm, _ = prefill_lengths(longest, random.Random(seed))
+        assert {tokens % 16 == 0 for tokens in warm} == {True, False}
+
+
 @pytest.mark.parametrize(("longest", "lengths"), [(1, {1}), (2, {1, 2}), (9, {5, 6, 7, 8, 9})])
 def test_few_lengths_are_all_measured(longest: int, lengths: set[int]) -> None:
     warm, measured = prefill_lengths(longest, random.Random(0))

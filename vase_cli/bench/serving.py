@@ -1,6 +1,7 @@
 """Requests from the moment that an engine gets them to their last token: workloads, and prompts alone."""
 
 import contextlib
+import gc
 import random
 import statistics
 import time
@@ -24,6 +25,7 @@ _WARM_UP_TOKENS = 8  # of each text that warms up
 _UNDER_WAY = 2  # steps that the device may not have done yet
 _PROMPTS = 32  # of a measurement of prefills
 _WARM_UP_PROMPTS = 4
+_MULTIPLE = 16  # kernels are compiled once more for numbers that it divides
 
 
 @dataclass
@@ -57,6 +59,7 @@ def serve(engine: Engine, requests: Sequence[Request]) -> Served:
     """
     engine.stats, budget, window = EngineStats(), engine.settings.budget, engine.settings.window
     engine.timer.clear()
+    gc.collect()  # what was left behind before is no work of these requests
     seen = Served(0.0, [], [], 0, [], 0.0, 0.0, engine.stats, [])
     waiting = {request.id for request in requests}
     started = time.perf_counter()
@@ -127,11 +130,13 @@ def served_figures(seen: Served, plan: RunPlan, rates: Rates) -> dict[str, Any]:
 def prefill_lengths(longest: int, drawn: random.Random) -> tuple[list[int], list[int]]:
     """Draw the lengths of prompts between half of ``longest`` and the whole, all different: to warm up, and to measure.
 
-    Where there are so few lengths that all are measured, the first of them warms up.
+    Where there are so few lengths that all are measured, the first of them warms up. One that warms up is a multiple
+    of 16, if any is left, and another is none.
     """
     lengths = range((longest + 1) // 2, longest + 1)
-    chosen = drawn.sample(lengths, min(_PROMPTS + _WARM_UP_PROMPTS, len(lengths)))
-    return chosen[_PROMPTS:] or chosen[:1], chosen[:_PROMPTS]
+    chosen = drawn.sample(lengths, len(lengths))
+    measured, others = chosen[:_PROMPTS], sorted(chosen[_PROMPTS:], key=lambda tokens: tokens % _MULTIPLE)
+    return others[:1] + others[1:][1 - _WARM_UP_PROMPTS :] or measured[:1], measured
 
 
 def prefill_speed(engine: Engine, longest: int, vocabulary: int, seed: int) -> float:
