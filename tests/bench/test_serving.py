@@ -4,10 +4,11 @@ import random
 
 import pytest
 import torch
-from helpers.benchmarks import CPU, RATES, make_factory
+from helpers.benchmarks import CPU, RATES, STEPS, make_factory
 
 from vase_cli.bench import records
 from vase_cli.bench.cells import WorkloadCell, make_workload_cell
+from vase_cli.bench.cells import make_cell as make_step_cell
 from vase_cli.bench.floor import step_floor
 from vase_cli.bench.records import OUT_OF_MEMORY, Bench
 from vase_cli.bench.serving import Served, prefill_lengths, prefill_speed, serve, served_figures, warm_up
@@ -202,11 +203,21 @@ def test_prompts_differ_in_length_from_each_other_and_from_those_that_warm_up() 
     assert max(measured) > 1900 and min(measured) < 1150
 
 
-@pytest.mark.parametrize("longest", [500, 2048])
-def test_a_multiple_of_16_warms_up_and_another_length_too(longest: int) -> None:
-    for seed in range(20):
-        warm, _ = prefill_lengths(longest, random.Random(seed))
-        assert {tokens % 16 == 0 for tokens in warm} == {True, False}
+def test_lengths_that_were_not_seen_come_first() -> None:
+    drawn, seen = random.Random(0), set[int]()
+    for _ in range(28):  # 36 of 1,025 lengths each time
+        warm, measured = prefill_lengths(2048, drawn, seen)
+        assert seen.isdisjoint((*warm, *measured)) and len(measured) == 32
+        seen.update(warm, measured)
+    warm, measured = prefill_lengths(2048, drawn, seen)
+    assert len(set(measured) - seen) == 1025 - 28 * 36 and len(set(measured)) == 32
+
+
+def test_cells_of_one_benchmark_do_not_repeat_each_others_lengths() -> None:
+    """Else the first one alone would pay for what a length costs the first time."""
+    factory, bench = make_factory(), Bench(CPU, torch.float32)
+    cell = make_step_cell(factory, 2, 140, STEPS, prefill=(140,))
+    assert [bench.measure(cell)["prefill_new_lengths"] for _ in range(3)] == [[32], [32], [0]]
 
 
 @pytest.mark.parametrize(("longest", "lengths"), [(1, {1}), (2, {1, 2}), (9, {5, 6, 7, 8, 9})])
@@ -219,7 +230,8 @@ def test_prompts_wait_together_and_are_prefilled_once(monkeypatch: pytest.Monkey
     engine, taken = make_engine(make_factory()), []
     stream = Engine.stream
     monkeypatch.setattr(Engine, "stream", lambda self, requests: taken.append(requests) or stream(self, requests))
-    assert prefill_speed(engine, 40, vocabulary=101, seed=0) > 0
+    speed = prefill_speed(engine, 40, 101, random.Random(0), seen := {20, 21})
+    assert speed.tokens_per_s > 0 and speed.new_lengths == 18 and seen == set(range(20, 41))
     assert [len(requests) for requests in taken] == [1, 21]
     assert {len(request.prompt_token_ids) for request in taken[1]} == set(range(20, 41))
     assert engine.stats.decode_steps == 0

@@ -9,7 +9,7 @@ import torch
 from vase_cli.engine.timing import mark, milliseconds
 from vase_cli.kernels.ops import select_ops
 
-_REPEATS = {"cuda": 50, "cpu": 10, "mps": 10}  # a GPU takes some milliseconds to come to its clock
+_REPEATS = 10
 BUFFER_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20, "mps": 256 * 2**20}
 PRODUCT_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 2048}
 
@@ -65,7 +65,7 @@ def product_rate(device: torch.device, dtype: torch.dtype) -> float:
 def _seconds(device: torch.device, work: Callable[[], object]) -> float:
     """The least time of some work among several, launched one behind the other so that the device never waits."""
     marks = [mark(device)]
-    for _ in range(_REPEATS[device.type]):
+    for _ in range(_REPEATS):
         work()
         marks.append(mark(device))
     return min(milliseconds(start, end) for start, end in itertools.pairwise(marks)) / 1000.0

@@ -7,6 +7,7 @@ workload serves requests from the first to the last token. B is the number of sl
 """
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ _MEMORY = ("peak_bytes", "planned_bytes", "cache_bytes", "notices")
 _MEASURED = (
     "step_ms_median", "step_ms_p95", "step_ms_mean", "tokens_per_s", "floor_bytes_ms", "floor_ops_ms", "floor_ms",
     "bound", "ratio", "ratio_sum", "ratio_median", "cut_share", "cuts", "held_tokens", "weights_step_bytes",
-    "kv_step_bytes", "prefill_tokens_per_s", *_MEMORY,
+    "kv_step_bytes", "prefill_tokens_per_s", "prefill_new_lengths", *_MEMORY,
 )  # fmt: skip
 """Measured figures of a cell; None in one that ran out of memory."""
 _SERVED = (
@@ -65,6 +66,7 @@ class Bench:
         """
         self.decoding, self.rates = "", measure_rates(device, dtype)
         self._memory_bytes = memory_bytes
+        self._prefilled: set[int] = set()  # lengths of prompts whose prefill was timed
         self._full: dict[int | None, dict[str, Any]] = {}  # the records of ``full`` by text
 
     def measure(self, cell: Cell | WorkloadCell) -> dict[str, Any]:
@@ -161,8 +163,14 @@ class Bench:
         figures = self._measure_rows(cell, engine, cell.context)
         if cell.text is not None:
             figures["text_tokens_per_s"] = self._over_text(cell, engine, figures)
-        speeds = [prefill_speed(engine, tokens, plan.facts.vocabulary, plan.recipe.seed) for tokens in cell.prefill]
-        return figures | {"prefill_tokens_per_s": speeds}
+        drawn = random.Random(plan.recipe.seed)
+        speeds = [
+            prefill_speed(engine, tokens, plan.facts.vocabulary, drawn, self._prefilled) for tokens in cell.prefill
+        ]
+        return figures | {
+            "prefill_tokens_per_s": [speed.tokens_per_s for speed in speeds],
+            "prefill_new_lengths": [speed.new_lengths for speed in speeds],
+        }
 
     def _over_text(self, cell: Cell, engine: Engine, at_end: Mapping[str, Any]) -> float:
         means_ms, cut_at = [], engine.settings.cut_at

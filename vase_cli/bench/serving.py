@@ -5,10 +5,10 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,7 +25,6 @@ _WARM_UP_TOKENS = 8  # of each text that warms up
 _UNDER_WAY = 2  # steps that the device may not have done yet
 _PROMPTS = 32  # of a measurement of prefills
 _WARM_UP_PROMPTS = 4
-_MULTIPLE = 16  # kernels are compiled once more for numbers that it divides
 
 
 @dataclass
@@ -127,26 +126,33 @@ def served_figures(seen: Served, plan: RunPlan, rates: Rates) -> dict[str, Any]:
     }
 
 
-def prefill_lengths(longest: int, drawn: random.Random) -> tuple[list[int], list[int]]:
+class PrefillSpeed(NamedTuple):
+    """A measurement of prefills."""
+
+    tokens_per_s: float
+    new_lengths: int  # of the measured prompts: those whose length no prompt had before
+
+
+def prefill_lengths(longest: int, drawn: random.Random, seen: Set[int] = frozenset()) -> tuple[list[int], list[int]]:
     """Draw the lengths of prompts between half of ``longest`` and the whole, all different: to warm up, and to measure.
 
-    Where there are so few lengths that all are measured, the first of them warms up. One that warms up is a multiple
-    of 16, if any is left, and another is none.
+    Those that are not ``seen`` come first. Where there are so few that all are measured, the first of them warms up.
     """
     lengths = range((longest + 1) // 2, longest + 1)
-    chosen = drawn.sample(lengths, len(lengths))
-    measured, others = chosen[:_PROMPTS], sorted(chosen[_PROMPTS:], key=lambda tokens: tokens % _MULTIPLE)
-    return others[:1] + others[1:][1 - _WARM_UP_PROMPTS :] or measured[:1], measured
+    chosen = sorted(drawn.sample(lengths, len(lengths)), key=seen.__contains__)
+    return chosen[_PROMPTS:][:_WARM_UP_PROMPTS] or chosen[:1], chosen[:_PROMPTS]
 
 
-def prefill_speed(engine: Engine, longest: int, vocabulary: int, seed: int) -> float:
-    """Measure prompts of many lengths that wait all at once, in tokens a second, from the first to the last's end.
+def prefill_speed(engine: Engine, longest: int, vocabulary: int, drawn: random.Random, seen: set[int]) -> PrefillSpeed:
+    """Measure prompts of many lengths that wait all at once, from the first to the last's end.
 
-    Lengths, see :func:`prefill_lengths`, and tokens are drawn with the seed; errors as in :func:`serve`.
+    Lengths are those of :func:`prefill_lengths`, and join ``seen``: a length may cost more the first time that a
+    process has it. Errors as in :func:`serve`.
     """
-    drawn = random.Random(seed)
-    warming, measured = prefill_lengths(longest, drawn)
+    warming, measured = prefill_lengths(longest, drawn, seen)
     for lengths in (warming, measured):
+        new_lengths = len(set(lengths) - seen)
+        seen.update(lengths)
         prompts = [draw_tokens(drawn, tokens, vocabulary) for tokens in lengths]
-        seen = serve(engine, [make_request(f"prompt {place}", prompt, 1) for place, prompt in enumerate(prompts)])
-    return sum(measured) / seen.wall_s
+        served = serve(engine, [make_request(f"prompt {place}", prompt, 1) for place, prompt in enumerate(prompts)])
+    return PrefillSpeed(sum(measured) / served.wall_s, new_lengths)
