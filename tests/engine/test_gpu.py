@@ -17,8 +17,10 @@ from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.plan import EngineSettings
-from vase_cli.engine.requests import Completion, Notice
+from vase_cli.engine.prefill import Prefill
+from vase_cli.engine.requests import Completion, Notice, Request
 from vase_cli.engine.sampling import sample
+from vase_cli.engine.sequence import Sequence
 from vase_cli.eviction.base import CacheView
 from vase_cli.kernels.ops import TorchOps, select_ops
 from vase_cli.kernels.ranking import best
@@ -32,6 +34,7 @@ pytestmark = pytest.mark.gpu
 BACKENDS = ["sdpa", "flash_attention_2", "triton"]
 HAS_FLASH = importlib.util.find_spec("flash_attn") is not None
 GPU = torch.device("cuda", 0)
+MIXTURE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True}
 
 
 def backend_of(name: str):
@@ -160,12 +163,62 @@ def test_tokens_do_not_depend_on_neighbors_or_order(method: str, backend: str, m
     assert dict(itertools.chain.from_iterable(part.items() for part in alone)) == together
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.parametrize("layers_without_experts", [[], [0]])
+def test_tokens_of_a_mixture_do_not_depend_on_neighbors_or_order(
+    layers_without_experts: list[int], model_folder: Callable[..., Path]
+):
+    """Nor does a step wait for what its routers chose."""
+    folder = model_folder("qwen3_moe", head_dim=64, dtype="bfloat16", mlp_only_layers=layers_without_experts, **MIXTURE)
+    model = load_on_gpu(folder, "bfloat16")
+    requests = make_requests()
+    together = token_ids(make_engine(model, "vase-attnv", "triton"), requests)
+    engine = make_engine(model, "vase-attnv", "triton")
+    alone = [token_ids(engine, [requests[-1]])]  # compiled and captured
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        alone += [token_ids(engine, [request]) for request in requests[:-1]]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert dict(itertools.chain.from_iterable(part.items() for part in alone)) == together
+    assert engine._loop is not None and engine._loop._graph is not None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.inference_mode()
+def test_a_prompts_states_are_the_same_bits_in_any_pack(backend: str, model_folder: Callable[..., Path]):
+    model = load_on_gpu(model_folder("qwen3", head_dim=128, hidden_size=256, dtype="bfloat16"), "bfloat16")
+    assert model.packs
+    model.reserve(2200)
+    generator = torch.Generator().manual_seed(0)
+    lengths = [3, 300, 64, 1, 129, 2100, 65]
+    prompts = [torch.randint(1, 90, (length,), generator=generator).tolist() for length in lengths]
+    engine = make_engine(model, "full", backend, max_num_seqs=len(lengths), max_total_tokens=2200)
+
+    def states(order: list[int]) -> dict[int, list[torch.Tensor]]:
+        """Logits, keys and values of some prompts in a pack."""
+        sequences = [Sequence(Request(str(of), tuple(prompts[of]), str(of)), row, 0) for row, of in enumerate(order)]
+        prefill = Prefill(model, engine.cache, engine._backend, None, sequences)
+        prefill.advance(None)
+        made = (engine.cache.keys, engine.cache.values)
+        return {
+            of: [prefill.logits[row].clone(), *(part[:, row, : lengths[of]].clone() for part in made)]
+            for row, of in enumerate(order)
+        }
+
+    together = states(list(range(len(lengths))))
+    assert all(part.isfinite().all() for parts in together.values() for part in parts)
+    for order in ([5, 0, 6, 1, 4, 2, 3], [5], [1], [0], [4, 2], [3]):
+        for of, parts in states(order).items():
+            assert all(torch.equal(part, own) for part, own in zip(parts, together[of], strict=True)), (order, of)
+
+
 @pytest.mark.parametrize(
     ("family", "way"),
-    [*itertools.product(["qwen3", "qwen2", "llama"], ["fused", "transformers"]), ("qwen3", "compiled")],
+    [*itertools.product(["qwen3", "qwen2", "llama", "qwen3_moe"], ["fused", "transformers"]), ("qwen3", "compiled")],
 )
 def test_full_gives_the_tokens_of_the_cpu_in_float32(family: str, way: str, model_folder: Callable[..., Path]):
-    folder = model_folder(family, hidden_size=64)
+    folder = model_folder(family, hidden_size=64, **(MIXTURE if family == "qwen3_moe" else {}))
     entry = ModelEntry("tiny", path=folder)
     on_cpu = load(entry, load_tokenizer(entry), "float32", torch.device("cpu"))
     greedy = {"sampling": SamplingParams()}

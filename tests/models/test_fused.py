@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.engines import make_engine, make_requests, token_ids
-from helpers.kernels import DEVICE, MARKS, triton_ops
+from helpers.kernels import DEVICE, HALF, MARKS, triton_ops
 from torch import Tensor
 
 from vase_cli import plugins
+from vase_cli.attention.base import PromptPack
 from vase_cli.attention.triton import TritonAttention
 from vase_cli.config.schema import ModelEntry
 from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 from vase_cli.engine.engine import Engine
+from vase_cli.engine.requests import Request
 from vase_cli.eviction.base import CacheView
 from vase_cli.models import fused, prefill
 from vase_cli.models.fused import FAMILIES, FusionError
@@ -30,6 +32,15 @@ KINDS = {
     "qwen2": {},
     "llama": {"hidden_size": 64, "num_attention_heads": 4, "attention_bias": False},
     "mistral": {"hidden_size": 64, "sliding_window": None, "tie_word_embeddings": False},
+    "qwen3_moe": {
+        "layers": 3,
+        "head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
 }
 
 
@@ -111,13 +122,84 @@ def test_a_forward_that_disagrees_is_not_used(model_folder: Callable[..., Path],
         model.fuse()
 
 
-def test_a_long_prompts_mlp_runs_in_pieces(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
-    model = load_model(model_folder("qwen3"))
+@pytest.mark.parametrize("normalize", [False, True])
+def test_weights_of_experts_are_normalized_if_the_config_says_so(normalize: bool, model_folder: Callable[..., Path]):
+    folder = model_folder("qwen3_moe", **(KINDS["qwen3_moe"] | {"norm_topk_prob": normalize, "layers": 1}))
+    model = load_model(folder)
+    expected = token_ids(make_engine(model, "full", max_new_tokens=6), make_requests()[:2])
+    model.fuse()
+    assert token_ids(make_engine(model, "full", max_new_tokens=6), make_requests()[:2]) == expected
+
+
+def test_a_router_that_disagrees_is_not_used(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    """The forward itself is compared on the choices of transformers' routers, so it is the routers that must tell."""
+
+    def of_the_least_likely(logits: Tensor, count: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
+        return route(-logits, count, normalize=normalize)
+
+    from vase_cli.kernels import routing
+
+    route = routing.route
+    monkeypatch.setattr(routing, "route", of_the_least_likely)
+    model = load_model(model_folder("qwen3_moe", **KINDS["qwen3_moe"]))
+    with pytest.raises(FusionError, match=r"a router is .* off transformers' own"):
+        model.fuse()
+
+
+def test_experts_that_disagree_are_not_used(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    from vase_cli.kernels import routing
+
+    monkeypatch.setattr(routing, "join", lambda states, places, out: out.zero_())
+    model = load_model(model_folder("qwen3_moe", **KINDS["qwen3_moe"]))
+    with pytest.raises(FusionError, match=r"the fused forward is .* off transformers' own"):
+        model.fuse()
+
+
+def test_another_choice_between_experts_as_likely_is_no_disagreement(model_folder: Callable[..., Path]):
+    """A router of rows in equal pairs: transformers may take either of two, and the forward that follows is its own."""
+    model = load_model(model_folder("qwen3_moe", **(KINDS["qwen3_moe"] | {"num_experts_per_tok": 3})))
+    for layer in (model.model.model.layers[0], model.model.model.layers[2]):
+        layer.mlp.gate.weight.data[1::2] = layer.mlp.gate.weight.data[::2]
+        layer.mlp.gate.register_forward_hook(
+            lambda module, args, output: (output[0], output[1], output[2] // 2 * 2 + 1 - output[2] % 2)
+        )
+    model.fuse()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_a_long_prompts_mlp_runs_in_pieces(
+    family: str, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    model = load_model(model_folder(family, **KINDS[family]))
     model.fuse()
     requests = make_requests()[4:5]
     expected = token_ids(make_engine(model, "full", max_new_tokens=4), requests)
     monkeypatch.setattr(prefill, "MLP_TOKENS_AT_ONCE", 16)
     assert token_ids(make_engine(model, "full", max_new_tokens=4), requests) == expected
+
+
+def test_prompts_in_packs_give_the_tokens_of_prompts_alone(model_folder: Callable[..., Path]):
+    """Of layers that pause, with a prompt that is cut; in half precision, in which kernels compute all products."""
+    model = load_model(model_folder("qwen3"), str(HALF).removeprefix("torch."))
+    model.fuse()
+    assert model.packs
+    settings = make_engine(model, "vase-attnv", max_new_tokens=3).settings
+    packs = []
+
+    class Noted(AnywhereAttention):
+        def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float, pack: PromptPack | None = None):
+            packs.append(pack.bounds)
+            return super().prefill(queries, keys, values, scale, pack)
+
+    def generated(requests: list[Request], **changes: int) -> dict[str, tuple[int, ...]]:
+        policy = plugins.load("eviction", "vase-attnv")()
+        return token_ids(Engine(model, policy, Noted(), replace(settings, **changes), ops=triton_ops()), requests)
+
+    requests = make_requests()[:3]
+    together = generated(requests)
+    assert set(packs) == {(0, 3, 33, 44)}
+    assert generated(requests[::-1], prefill_chunk=8, prefill_tokens=20) == together
+    assert {key: text for request in requests for key, text in generated([request]).items()} == together
 
 
 @pytest.mark.parametrize("method", ["snapkv", "vase-attnv"])

@@ -27,7 +27,7 @@ from vase_cli.engine.cache import StaticCache
 from vase_cli.engine.cut import Cut, CutSubject, Cutter
 from vase_cli.engine.decoding import DecodeLoop, PendingOutput, SlotState, set_row
 from vase_cli.engine.plan import EngineSettings, check_settings
-from vase_cli.engine.prefill import Prefill
+from vase_cli.engine.prefill import Prefill, next_pack
 from vase_cli.engine.requests import (
     Completion,
     EngineStats,
@@ -42,7 +42,7 @@ from vase_cli.engine.requests import (
 from vase_cli.engine.scheduler import Scheduler
 from vase_cli.engine.sequence import Batch, BatchEntry, Sequence
 from vase_cli.engine.timing import StepTimer, milliseconds
-from vase_cli.errors import ConfigError, ModelError, first_line
+from vase_cli.errors import ModelError, first_line
 from vase_cli.eviction.base import EvictionPolicy
 from vase_cli.kernels.ops import TorchOps, select_ops
 from vase_cli.models.language_model import LanguageModel
@@ -199,39 +199,23 @@ class Engine:
 
     def _fill_rows(self) -> Iterator[Event]:
         """Launch prompts into the rows that are free; only so much of them at a time while others generate."""
-        most, done = self.settings.prefill_chunk * self.cache.shape.layers, 0
-        while not (others := self._running()) or done < most:
+        most_work, done = self.settings.prefill_chunk * self.cache.shape.layers, 0
+        while not (others := self._running()) or done < most_work:
             if self._prefill is None:
-                sequences = yield from self._next_pack()
+                packs = self._model.packs and self._backend.supports_packs
+                most_tokens = self.settings.prefill_tokens if packs else 0
+                sequences, refused = next_pack(self._scheduler, self.settings, most_tokens)
+                for sequence, problem in refused:
+                    yield BatchEntry(sequence, 0, 0).completion("error", f"{sequence.request.id}: {problem}")
                 if not sequences:
                     return
                 self._prefill = Prefill(self._model, self.cache, self._backend, self._cutter, sequences)
-            done += self._prefill.advance(most - done if others else None)
-            if self._prefill.done:
+            done += self._prefill.advance(most_work - done if others else None)
+            if self._prefill.logits is not None:
                 self._launched.append(self._start(self._prefill))
                 self._prefill = None
                 if not self._run_ahead:
                     yield from self._process(self._launched.popleft())
-
-    def _next_pack(self) -> Generator[Event, None, list[Sequence]]:
-        """The sequences of requests that are prefilled together, in rows that are theirs from here on."""
-        pack: list[Sequence] = []
-        tokens = 0
-        for sequence in self._scheduler.schedule():
-            try:
-                self.settings.check_prompt(sequence.prompt_tokens)
-            except ConfigError as refusal:
-                yield BatchEntry(sequence, 0, 0).completion("error", f"{sequence.request.id}: {refusal}")
-                continue
-            tokens += sequence.prompt_tokens
-            if pack and tokens > self.settings.prefill_tokens:
-                break
-            self._scheduler.start(sequence)
-            sequence.status = "prefill"
-            pack.append(sequence)
-            if not (self._model.packs and self._backend.supports_packs):
-                break
-        return pack
 
     def _start(self, prefill: Prefill) -> Batch:
         """Launch the draw of first tokens, and let the rows of a pack take part in the next steps."""

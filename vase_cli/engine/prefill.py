@@ -13,11 +13,39 @@ from vase_cli.config.schema import SamplingParams
 from vase_cli.engine.cache import StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 from vase_cli.engine.decoding import PendingOutput, SlotState
+from vase_cli.engine.plan import EngineSettings
 from vase_cli.engine.sampling import drawn_from_few, sample
+from vase_cli.engine.scheduler import Scheduler
 from vase_cli.engine.sequence import Sequence
 from vase_cli.engine.steps import PrefillStep
 from vase_cli.engine.timing import Mark, mark
+from vase_cli.errors import ConfigError
 from vase_cli.models.language_model import LanguageModel
+
+
+def next_pack(
+    scheduler: Scheduler, settings: EngineSettings, most_tokens: int
+) -> tuple[list[Sequence], list[tuple[Sequence, ConfigError]]]:
+    """Give rows that are free to the next requests, of up to so many tokens together, or to a single longer one.
+
+    Returns their sequences, and those that are refused, with what is wrong with them.
+    """
+    pack: list[Sequence] = []
+    refused: list[tuple[Sequence, ConfigError]] = []
+    tokens = 0
+    for sequence in scheduler.schedule():
+        try:
+            settings.check_prompt(sequence.prompt_tokens)
+        except ConfigError as error:
+            refused.append((sequence, error))
+            continue
+        tokens += sequence.prompt_tokens
+        if pack and tokens > most_tokens:
+            break
+        scheduler.start(sequence)
+        sequence.status = "prefill"
+        pack.append(sequence)
+    return pack, refused
 
 
 class Prefill:
@@ -28,6 +56,7 @@ class Prefill:
         pack: where each prompt is among the tokens.
         rows: (P,) int64, on the device.
         marks: start and end of each part of the work so far.
+        logits: (P, V), of the last token of each; None until all layers are computed.
     """
 
     def __init__(
@@ -50,13 +79,8 @@ class Prefill:
         self._step = PrefillStep(cache, backend, cutter, subjects, self.pack)
         self._token_ids = upload([token for seq in sequences for token in seq.request.prompt_token_ids], model.device)
         self._forward = model.prefill(self._token_ids, self.pack, self._step)
-        self._logits: Tensor | None = None
+        self.logits: Tensor | None = None
         cache.reset(self.rows)
-
-    @property
-    def done(self) -> bool:
-        """Whether all layers are computed."""
-        return self._logits is not None
 
     def advance(self, token_layers: int | None) -> int:
         """Compute layers for so many tokens times layers, at least one, or all; how many of those it were."""
@@ -70,13 +94,13 @@ class Prefill:
             for _ in range(layers + (self._layers_left == 0)):
                 next(self._forward)
         except StopIteration as end:
-            self._logits = end.value
+            self.logits = end.value
         self.marks.append((start, mark(self._device)))
         return layers * tokens
 
     def draw(self, sampling: SamplingParams, token_keys: Tensor, state: SlotState) -> PendingOutput:
         """Draw the first token of each text, with (P,) int64 stream keys, and put it where the next step reads it."""
-        assert self._logits is not None
+        assert self.logits is not None
         positions = upload([sequence.prompt_tokens for sequence in self.sequences], self._device)
         drawn: list[tuple[Tensor, Tensor]] = []
         # What is as wide as the vocabulary is made for one row at a time.
@@ -84,7 +108,7 @@ class Prefill:
         for sequence, span in zip(self.sequences, self.pack.spans(), strict=True):
             row = slice(None) if together else slice(len(drawn), len(drawn) + 1)
             seen = state.see_prompt(sequence.row, self._token_ids[span])
-            token, finite = sample(self._logits[row], sampling, token_keys[row], positions[row], self._ops, seen)
+            token, finite = sample(self.logits[row], sampling, token_keys[row], positions[row], self._ops, seen)
             if seen is not None:
                 seen.scatter_(1, token[:, None], True)
             drawn.append((token, finite.long()))

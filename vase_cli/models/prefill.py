@@ -7,7 +7,6 @@ Shapes: T tokens, P prompts, V vocabulary, E width of the residual stream, M wid
 H KV heads, D head dim.
 """
 
-import itertools
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vase_cli.attention.base import PromptPack
+from vase_cli.models.experts import mixture
 from vase_cli.models.step import ForwardStep
 
 if TYPE_CHECKING:
@@ -52,8 +52,12 @@ def serves_packs(layers: Sequence["_Layer"], lm_head: Tensor) -> bool:
     """Whether kernels compute all products of a model."""
     from vase_cli.kernels.products import serves
 
-    of_layers = ((layer.projection, layer.output, layer.gate_up, layer.down) for layer in layers)
-    return all(serves(weight) for weight in itertools.chain([lm_head], *of_layers))
+    weights = [lm_head]
+    for layer in layers:
+        weights += [layer.projection, layer.output]
+        if layer.router is None:  # a mixture has kernels of its own for all
+            weights += [layer.gate_up, layer.down]
+    return all(serves(weight) for weight in weights)
 
 
 def product(states: Tensor, weight: Tensor) -> Tensor:
@@ -114,6 +118,9 @@ def _mlp(normed: Tensor, layer: "_Layer") -> Tensor:
 
     pieces = []
     for piece in normed.split(MLP_TOKENS_AT_ONCE):
+        if layer.router is not None:
+            pieces.append(mixture(piece, layer.router, layer.gate_up, layer.down))
+            continue
         activated = piece.new_empty((piece.shape[0], layer.down.shape[1]))
         if serves(layer.gate_up):
             multiply_gated(piece, layer.gate_up, activated)
