@@ -162,7 +162,7 @@ class Engine:
         while self._notices:
             yield Notice(self._notices.pop(0))
         yield from self._fill_rows()
-        if running := self._running():
+        if running := list(filter(self._generates, self._scheduler.running())):
             self._launched.append(self._decode(loop, running))
         ahead = self._run_ahead and bool(running)  # then the step just launched stays on its way
         while self._launched and not (ahead and sum(batch.phase == "decode" for batch in self._launched) <= 1):
@@ -200,7 +200,7 @@ class Engine:
     def _fill_rows(self) -> Iterator[Event]:
         """Launch prompts into the rows that are free; only so much of them at a time while others generate."""
         most_work, done = self.settings.prefill_chunk * self.cache.shape.layers, 0
-        while not (others := self._running()) or done < most_work:
+        while not (others := any(map(self._generates, self._scheduler.running()))) or done < most_work:
             if self._prefill is None:
                 packs = self._model.packs and self._backend.supports_packs
                 most_tokens = self.settings.prefill_tokens if packs else 0
@@ -246,9 +246,9 @@ class Engine:
         self._state.text_positions.index_copy_(0, rows, positions)
         self._state.active.index_copy_(0, rows, active.int())
 
-    def _running(self) -> list[Sequence]:
-        """The sequences that generate: through their prefill, and not at their limit."""
-        return [seq for seq in self._scheduler.running() if seq.status == "running" and not self._at_limit(seq)]
+    def _generates(self, sequence: Sequence) -> bool:
+        """Whether a sequence is through its prefill, and not at its limit."""
+        return sequence.status == "running" and not self._at_limit(sequence)
 
     def _decode(self, loop: DecodeLoop, running: SequenceOf[Sequence]) -> Batch:
         """Launch one step of all rows, and the cuts that are due after it."""

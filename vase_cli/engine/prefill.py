@@ -95,6 +95,7 @@ class Prefill:
                 next(self._forward)
         except StopIteration as end:
             self.logits = end.value
+            layers, self._layers_left = layers + self._layers_left, 0
         self.marks.append((start, mark(self._device)))
         return layers * tokens
 

@@ -65,6 +65,7 @@ class FusedForward:
         self._head_dim = self._layers[0].projection.shape[0] // (self._heads + 2 * self._kv_heads)
         self._scale = float(model.model.layers[0].self_attn.scaling)
         self._cos = self._sin = torch.empty(0)
+        self.packs = serves_packs(self._layers, self._lm_head)  # whether several prompts may be prefilled together
         self._replaced: list[tuple[Tensor, Tensor]] = []
         self.reserve(_PROBE_TOKENS)
 
@@ -77,11 +78,6 @@ class FusedForward:
         dtype = self._embedding.dtype
         self._replaced.append((self._cos, self._sin))  # graphs captured before go on reading them
         self._cos, self._sin = cos[0].to(dtype).contiguous(), sin[0].to(dtype).contiguous()
-
-    @property
-    def packs(self) -> bool:
-        """Whether :meth:`prefill_layers` takes several prompts."""
-        return serves_packs(self._layers, self._lm_head)
 
     def prefill(self, token_ids: Tensor, step: ForwardStep) -> Tensor:
         """One prompt, (T,) int64, to the logits of its last token, (1, V)."""
