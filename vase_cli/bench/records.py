@@ -18,7 +18,7 @@ from vase_cli.bench.cells import Cell, Steps
 from vase_cli.bench.floor import copy_bandwidth, count_reads, weights_read
 from vase_cli.bench.loop import prefill_speed, run_loop, staggered, step_figures
 from vase_cli.engine.engine import Engine
-from vase_cli.engine.plan import RunPlan
+from vase_cli.engine.plan import Demand, RunPlan
 from vase_cli.errors import ConfigError, ModelError
 from vase_cli.runs.environment import environment
 
@@ -69,8 +69,8 @@ class Bench:
         VaseError for a model that cannot be loaded, or a row that failed.
         """
         record = self._heading(cell)
-        needed = [(cell.limits, max(1, record["prefill_tokens"]))]
-        memory = partial(cell.factory.memory, needed, _NO_LIMIT, available_bytes=self._memory_bytes)
+        demand = Demand(cell.limits, max(1, record["prefill_tokens"]))
+        memory = partial(cell.factory.memory, [demand], available_bytes=self._memory_bytes)
         try:
             record["slots_fit"] = memory("auto", most_num_seqs=_NO_LIMIT).max_num_seqs
             plan = memory(cell.slots if cell.text is None else record["slots_fit"])
@@ -135,7 +135,7 @@ class Bench:
         compiled, self.decoding = cell.factory.decode_path(self.steps.total)
         plan.device.reset_peak()
         engine = cell.factory.engine(
-            cell.limits, max_num_seqs=slots, longest_prompt_tokens=cell.context, compiled=compiled, timed=True
+            Demand(cell.limits, cell.context), max_num_seqs=slots, compiled=compiled, timed=True
         )
         figures = self._measure_rows(cell, engine, cell.context)
         if cell.text is not None:
@@ -162,7 +162,7 @@ class Bench:
         times = run_loop(engine, context, cached_tokens, self.steps)
         held_tokens, cuts = count_reads(cached_tokens, budget, window, self.steps)
         weights_bytes = weights_read(plan, slots)
-        kv_bytes = round(held_tokens * slots * (shape.kv_bytes // (shape.max_num_seqs * shape.tokens)))
+        kv_bytes = round(held_tokens * slots * shape.token_bytes)
         return {
             **step_figures(times, slots, weights_bytes + kv_bytes, self.bandwidth),
             "cuts": cuts,
