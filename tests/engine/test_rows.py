@@ -10,13 +10,17 @@ import pytest
 import torch
 from helpers.engines import RowsOfAnyLength, load_model, make_engine, make_requests, token_ids
 
-from vase_cli.config.schema import SamplingParams
+from vase_cli.config.architecture import Architecture
+from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, SamplingParams
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.engine.engine import Engine
-from vase_cli.engine.plan import Demand, GenerationLimits
+from vase_cli.engine.factory import EngineFactory
+from vase_cli.engine.plan import Demand, GenerationLimits, plan_run
 from vase_cli.engine.requests import Completion, FinishedRow, Request
 from vase_cli.engine.rows import Need, decode_steps, need_of, rows_for
+from vase_cli.errors import ConfigError
 from vase_cli.models.language_model import LanguageModel
+from vase_cli.models.random_weights import RandomWeights
 
 
 def some(prompt_tokens: int, max_new_tokens: int | None = None, *, ignore_eos: bool = False) -> Request:
@@ -75,6 +79,46 @@ def test_texts_that_may_end_early_get_all_rows_there_are_texts_for():
     assert rows_for([certain] * 33, 32) == 17, "two waves are as long with half the rows"
     assert rows_for([*[certain] * 32, uncertain], 32) == 32
     assert [rows_for([uncertain] * count, 32) for count in (0, 1, 31, 64)] == [1, 1, 31, 32]
+
+
+def a_factory(*, ragged: bool = True) -> EngineFactory:
+    """Of method full for a small model with random weights, which are never drawn."""
+    recipe = Recipe("tiny", "tiny", method="full", device="cpu", sampling=SamplingParams(), window=4)
+    shape = ModelShape(layers=2, heads=4, kv_heads=2, head_dim=16)
+    architecture = Architecture("qwen3", hidden=32, mlp=48, vocabulary=101, tied=False)
+    entry = ModelEntry("tiny", hub_id="nobody/nothing", shape=shape, architecture=architecture)
+    plan = plan_run(recipe, entry, weights=RandomWeights(4000, seed=0))
+    return EngineFactory(replace(plan, backend=RowsOfAnyLength()) if ragged else plan)
+
+
+def test_memory_is_planned_over_what_the_texts_need():
+    limits = GenerationLimits(None, None, 4000)
+    demand = Demand.of(limits, [some(10, 20 * number) for number in range(1, 17)])
+    lengths = [need.text_tokens for need in demand.needs or ()]
+    for ragged, tokens in ((True, sum(lengths[:9])), (False, 9 * lengths[0])):
+        memory = a_factory(ragged=ragged).memory
+        nine = memory([demand], 9, available_bytes=10**9)
+        assert nine.cache_bytes == tokens * 2 * 2 * 2 * 16 * 4 + 4 * lengths[0] + 4 * 9 + 8 * 10 * ragged
+        just = nine.total_bytes * 10 // 9 + 10
+        assert memory([demand], "auto", available_bytes=just).max_num_seqs == 9
+        assert memory([demand], "auto", available_bytes=just, reserved_bytes=10**4).max_num_seqs < 9
+        with pytest.raises(ConfigError, match=r"10 slots do not fit: .*; use --slots 9 or less, or auto"):
+            memory([demand], 10, available_bytes=just)
+    memory = a_factory().memory
+    assert memory([demand], "auto", available_bytes=10**9).max_num_seqs == 16
+    assert memory([demand], 20, available_bytes=10**9).max_num_seqs == 20
+    assert memory([demand], "auto", most_num_seqs=5, available_bytes=10**9).max_num_seqs == 5
+
+
+def test_auto_takes_the_rows_that_the_task_with_most_of_them_needs():
+    limits, memory = GenerationLimits(None, None, 4000), a_factory().memory
+    certain = Demand.of(limits, [some(10, 100, ignore_eos=True)] * 18)
+    few = Demand.of(limits, [some(10, 100)] * 5)
+    assert memory([certain], "auto", available_bytes=10**9).max_num_seqs == 9
+    assert memory([certain, few], "auto", available_bytes=10**9).max_num_seqs == 9
+    assert memory([certain, few], 16, available_bytes=10**9).max_num_seqs == 16
+    many = Demand.of(limits, [some(10, 100)] * 12)
+    assert memory([certain, many], "auto", available_bytes=10**9).max_num_seqs == 12
 
 
 def limited() -> list[Request]:
