@@ -189,11 +189,14 @@ def test_a_row_among_others_of_different_lengths_is_cleared_alone():
 
 def test_a_row_takes_no_text_longer_than_itself():
     for row, tokens in enumerate((7, 5, 5, 1)):
-        RAGGED.check_row(row, tokens)
-        with pytest.raises(ConfigError, match=f"may come to {tokens + 1} tokens, and its row holds {tokens}; lower"):
-            RAGGED.check_row(row, tokens + 1)
-    with pytest.raises(ConfigError, match="may come to 12 tokens, and its row holds 11"):
-        SHAPE.check_row(3, 12)
+        assert RAGGED.holds(row, tokens) and not RAGGED.holds(row, tokens + 1)
+    assert SHAPE.holds(3, 11) and not SHAPE.holds(3, 12)
+    for shape, longest in ((RAGGED, 7), (SHAPE, 11)):
+        shape.check(longest)
+        with pytest.raises(
+            ConfigError, match=f"may come to {longest + 1} tokens, and the longest row holds {longest};"
+        ):
+            shape.check(longest + 1)
 
 
 def test_clear_zeroes_one_rows_states_and_leaves_the_others():

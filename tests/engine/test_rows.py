@@ -211,7 +211,9 @@ def test_a_text_that_its_row_cannot_hold_is_refused_and_the_others_go_on(model_f
     engine = engine_for(model, requests)
     foreign = Request("task/foreign/0", (3,) * 60, "task/foreign", max_new_tokens=50)
     completions = {one.request.id: one for one in engine.generate([*requests, foreign])}
-    error = "task/foreign/0: the text may come to 110 tokens, and its row holds 79; lower its limit on new tokens"
+    error = (
+        "task/foreign/0: the text may come to 110 tokens, and the longest row holds 79; lower its limit on new tokens"
+    )
     assert completions.pop("task/foreign/0").error == error
     assert all(one.error is None for one in completions.values()) and len(completions) == len(requests)
 

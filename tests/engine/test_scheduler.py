@@ -8,8 +8,16 @@ from vase_cli.engine.sequence import Sequence
 
 
 def make_scheduler(rows: int, requests: int, lengths: str = "") -> Scheduler:
-    """Requests that are named by their number, as long as the digits of ``lengths`` say, or all of a length."""
-    scheduler = Scheduler(rows, lambda request: int(request.id), lambda request: len(request.prompt_token_ids))
+    """Requests that are named by their number, as long as the digits of ``lengths`` say, or all of a length.
+
+    The first row fits nine, each other one less.
+    """
+    scheduler = Scheduler(
+        rows,
+        lambda request: int(request.id),
+        lambda request: len(request.prompt_token_ids),
+        lambda request, row: len(request.prompt_token_ids) <= 9 - row,
+    )
     digits = lengths or "1" * requests
     scheduler.add(Request(str(number), (1,) * int(digits[number]), str(number)) for number in range(requests))
     return scheduler
@@ -49,6 +57,15 @@ def test_the_longest_go_first_and_those_as_long_in_the_order_given():
         for sequence in started:
             scheduler.finish(sequence)
     assert seen == [["1", "4", "7"], ["3", "5", "8"], ["0", "6", "2"]]
+
+
+def test_a_request_waits_for_a_row_that_fits():
+    scheduler = make_scheduler(rows=3, requests=4, lengths="9983")
+    (first,) = start_all(scheduler)
+    assert (first.request.id, first.row) == ("0", 0)
+    scheduler.finish(first)
+    started = start_all(scheduler)
+    assert [(one.request.id, one.row) for one in started] == [("1", 0), ("2", 1), ("3", 2)]
 
 
 def test_a_row_goes_on_taking_requests_that_are_refused_or_end_at_once():

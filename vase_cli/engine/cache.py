@@ -72,11 +72,14 @@ class CacheShape:
         """Everything the cache allocates; it never grows."""
         return self.kv_bytes + self.bookkeeping_bytes
 
-    def check_row(self, row: int, tokens: int) -> None:
-        """Refuse a text that may come to more tokens than its row holds with a ``ConfigError``."""
-        held = self.tokens if self.row_tokens is None else self.row_tokens[row]
-        if tokens > held:
-            problem = f"the text may come to {tokens:,} tokens, and its row holds {held:,}"
+    def holds(self, row: int, tokens: int) -> bool:
+        """Whether a row can hold so many tokens."""
+        return tokens <= (self.tokens if self.row_tokens is None else self.row_tokens[row])
+
+    def check(self, tokens: int) -> None:
+        """Refuse a text that may come to more tokens than any row can hold with a ``ConfigError``."""
+        if tokens > self.tokens:
+            problem = f"the text may come to {tokens:,} tokens, and the longest row holds {self.tokens:,}"
             raise ConfigError(f"{problem}; lower its limit on new tokens")
 
 

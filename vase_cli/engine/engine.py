@@ -103,7 +103,7 @@ class Engine:
         self._cutter: Cutter | None = None
         self._loop: DecodeLoop | None = None
         eviction_key = partial(_stream_key, settings.seed, "eviction")
-        self._scheduler = Scheduler(settings.max_num_seqs, eviction_key, settings.length)
+        self._scheduler = Scheduler(settings.max_num_seqs, eviction_key, settings.length, self._fits)
         self._launched: deque[Batch] = deque()
         self._notices: list[str] = []
         self._read_s = 0.0
@@ -164,7 +164,7 @@ class Engine:
         for sequence in self._scheduler.schedule():
             try:
                 self.settings.check_prompt(sequence.prompt_tokens)
-                self.cache.shape.check_row(sequence.row, self.settings.row_need(sequence.request))
+                self.cache.shape.check(self.settings.row_need(sequence.request))
             except ConfigError as refusal:
                 yield BatchEntry(sequence, 0, 0).completion("error", f"{sequence.request.id}: {refusal}")
                 continue
@@ -371,6 +371,10 @@ class Engine:
         slots = "one slot" if self.settings.max_num_seqs == 1 else f"{self.settings.max_num_seqs} slots"
         restarted = f"unfinished texts ({len(unfinished)}) start again, finished ones are kept"
         return Notice(f"out of memory: going on with {slots}; {restarted}", unfinished)
+
+    def _fits(self, request: Request, row: int) -> bool:
+        """Whether a text may have a row; the first one is the longest, and what it cannot hold is refused."""
+        return row == 0 or self.cache.shape.holds(row, self.settings.row_need(request))
 
     def _finish(self, sequence: Sequence) -> None:
         self._scheduler.finish(sequence)

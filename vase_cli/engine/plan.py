@@ -9,6 +9,7 @@ from typing import Any
 
 from vase_cli import plugins
 from vase_cli.attention.base import AttentionBackend
+from vase_cli.compiled_files import keep_kernels
 from vase_cli.config.budget import Budget, cut_at, resolve_budget
 from vase_cli.config.method_options import make_method
 from vase_cli.config.schema import ModelEntry, Recipe, SamplingParams
@@ -63,6 +64,10 @@ class Demand:
         prompts = (len(request.prompt_token_ids) for request in requests)
         longest_prompt = max((tokens for tokens in prompts if tokens < most), default=1)
         return cls(limits, longest_prompt, tuple(sorted(needs, key=lambda need: need.text_tokens, reverse=True)))
+
+    def of_any_length(self) -> "Demand":
+        """The same, though any text may end early."""
+        return replace(self, needs=self.needs and tuple(need._replace(certain=False) for need in self.needs))
 
 
 @dataclass(frozen=True)
@@ -266,6 +271,8 @@ def plan_run(
             policy = replace(policy, **counting)
             counted = f"{entry.name} has no thresholds, so outliers are told by their count"
             notes += (f"warning: {method}: {counted}; `vase calibrate` makes thresholds",)
+    if device.type == "cuda" or recipe.compile == "on":
+        notes += keep_kernels()
     ops = select_ops(device.torch)
     return RunPlan(recipe, entry, method, device, ops, facts, backend, policy, thresholds, notes, files, weights)
 

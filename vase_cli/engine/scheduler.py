@@ -10,17 +10,22 @@ from vase_cli.engine.sequence import Sequence
 class Scheduler:
     """The longest first, those as long in the order given: a row that is free takes the next request at once.
 
-    ``max_num_seqs`` are the rows of the cache, ``length`` says how long a request is; ``eviction_key`` is as in
-    :class:`~vase_cli.engine.sequence.Sequence`.
+    ``max_num_seqs`` are the rows of the cache; ``length`` says how long a request is, and ``fits`` whether a row is
+    long enough for it; ``eviction_key`` is as in :class:`~vase_cli.engine.sequence.Sequence`.
     """
 
     def __init__(
-        self, max_num_seqs: int, eviction_key: Callable[[Request], int], length: Callable[[Request], int]
+        self,
+        max_num_seqs: int,
+        eviction_key: Callable[[Request], int],
+        length: Callable[[Request], int],
+        fits: Callable[[Request, int], bool],
     ) -> None:
         self.rows: list[Sequence | None] = [None] * max_num_seqs
         self._waiting: deque[Request] = deque()
         self._eviction_key = eviction_key
         self._length = length
+        self._fits = fits
 
     @property
     def has_work(self) -> bool:
@@ -32,12 +37,12 @@ class Scheduler:
         self._waiting = deque(sorted((*self._waiting, *requests), key=self._length, reverse=True))
 
     def schedule(self) -> Iterator[Sequence]:
-        """Offer the next request to each row while it is free; the caller starts the sequence, or else refuses it.
+        """Offer the next request to each row that fits while it is free; the caller starts the sequence or refuses it.
 
         Where starting it fails with an exception, the request goes on waiting.
         """
         for row in range(len(self.rows)):
-            while self._waiting and self.rows[row] is None:
+            while self._waiting and self.rows[row] is None and self._fits(self._waiting[0], row):
                 request = self._waiting[0]
                 sequence = Sequence(request, row, self._eviction_key(request))
                 yield sequence
