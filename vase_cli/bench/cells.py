@@ -83,8 +83,7 @@ class WorkloadCell:
 
     def title(self) -> str:
         """The cell in a few words."""
-        slots = "the slots that fit" if self.slots == "auto" else f"{self.slots} slots"
-        return f"{_method(self)}, {slots}, workload {self.workload.name}"
+        return f"{_method(self)}, {self.slots} slots, workload {self.workload.name}"
 
     def shared(self) -> dict[str, Any]:
         """What a summary says of all cells together."""
