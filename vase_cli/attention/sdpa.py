@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from vase_cli.attention.base import LSEOut, PromptPack
+from vase_cli.attention.base import LSEOut, PromptPack, RowPlaces
 
 _CPU_BLOCK = 512
 """PyTorch's CPU kernel goes through the keys in blocks of 512. Leaving out whole blocks that are masked in every row
@@ -23,6 +23,7 @@ class SDPA:
     name = "sdpa"
     supports_lse = False
     supports_packs = True
+    supports_row_starts = False
 
     def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
         """Refuse nothing."""
@@ -37,7 +38,7 @@ class SDPA:
 
     def decode(
         self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, seq_lens: Tensor, longest: int | None,
-        scale: float, lse_out: LSEOut | None = None,
+        scale: float, lse_out: LSEOut | None = None, row_places: RowPlaces | None = None,
     ) -> Tensor:  # fmt: skip
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         rows, query_heads, head_dim = queries.shape

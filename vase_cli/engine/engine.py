@@ -102,7 +102,8 @@ class Engine:
         self._cutter: Cutter | None = None
         self._loop: DecodeLoop | None = None
         self._prefill: Prefill | None = None
-        self._scheduler = Scheduler(settings.max_num_seqs, partial(_stream_key, settings.seed, "eviction"))
+        eviction_key = partial(_stream_key, settings.seed, "eviction")
+        self._scheduler = Scheduler(settings.max_num_seqs, eviction_key, settings.length, self._fits)
         self._launched: deque[Batch] = deque()
         self._notices: list[str] = []
         self._read_s = 0.0
@@ -204,7 +205,7 @@ class Engine:
             if self._prefill is None:
                 packs = self._model.packs and self._backend.supports_packs
                 most_tokens = self.settings.prefill_tokens if packs else 0
-                sequences, refused = next_pack(self._scheduler, self.settings, most_tokens)
+                sequences, refused = next_pack(self._scheduler, self.settings, self.cache.shape, most_tokens)
                 for sequence, problem in refused:
                     yield BatchEntry(sequence, 0, 0).completion("error", f"{sequence.request.id}: {problem}")
                 if not sequences:
@@ -332,7 +333,7 @@ class Engine:
         else:
             return
         completion = entry.completion(reason)
-        values = self.cache.values[:, sequence.row, : entry.cached_tokens]
+        values = self.cache.states(sequence.row)[1][:, : entry.cached_tokens]
         yield FinishedRow(completion, values, self.cache.positions[:, sequence.row, :, : entry.cached_tokens])
         self._finish(sequence)
         yield completion
@@ -376,6 +377,10 @@ class Engine:
         slots = "one slot" if self.settings.max_num_seqs == 1 else f"{self.settings.max_num_seqs} slots"
         restarted = f"unfinished texts ({len(unfinished)}) start again, finished ones are kept"
         return Notice(f"out of memory: going on with {slots}; {restarted}", unfinished)
+
+    def _fits(self, request: Request, row: int) -> bool:
+        """Whether a text may have a row; the first one is the longest, and what it cannot hold is refused."""
+        return row == 0 or self.cache.shape.holds(row, self.settings.row_need(request))
 
     def _finish(self, sequence: Sequence) -> None:
         self._scheduler.finish(sequence)

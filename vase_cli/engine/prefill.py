@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vase_cli.attention.base import AttentionBackend, PromptPack, upload
 from vase_cli.config.schema import SamplingParams
-from vase_cli.engine.cache import StaticCache
+from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 from vase_cli.engine.decoding import PendingOutput, SlotState
 from vase_cli.engine.plan import EngineSettings
@@ -24,7 +24,7 @@ from vase_cli.models.language_model import LanguageModel
 
 
 def next_pack(
-    scheduler: Scheduler, settings: EngineSettings, most_tokens: int
+    scheduler: Scheduler, settings: EngineSettings, shape: CacheShape, most_tokens: int
 ) -> tuple[list[Sequence], list[tuple[Sequence, ConfigError]]]:
     """Give rows that are free to the next requests, of up to so many tokens together, or to a single longer one.
 
@@ -36,6 +36,7 @@ def next_pack(
     for sequence in scheduler.schedule():
         try:
             settings.check_prompt(sequence.prompt_tokens)
+            shape.check(settings.row_need(sequence.request))
         except ConfigError as error:
             refused.append((sequence, error))
             continue

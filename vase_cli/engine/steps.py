@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vase_cli.attention.base import AttentionBackend, LSEOut, PromptPack, upload
+from vase_cli.attention.base import AttentionBackend, LSEOut, PromptPack, RowPlaces, upload
 from vase_cli.engine.cache import StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 
@@ -123,6 +123,8 @@ class DecodeStep:
         """Attend once the new states are in the cache: queries (B, Hq, D) to (B, Hq, D)."""
         cache = self.cache
         place = (queries, cache.keys[layer], cache.values[layer], self.seq_lens, self.longest, scale)
+        if cache.row_starts is not None:
+            return self.backend.decode(*place, row_places=RowPlaces(cache.row_starts, cache.shape.tokens))
         if cache.lse is None:
             return self.backend.decode(*place)
         lse_out = LSEOut(cache.lse[layer], cache.shape.candidates, self.text_positions)

@@ -52,21 +52,27 @@ def decode_attention(
     lse: Tensor | None = None,
     candidates: int = 0,
     text_positions: Tensor | None = None,
+    row_starts: Tensor | None = None,
+    longest_row: int | None = None,
     config: AttentionConfig | None = None,
 ) -> None:
     """Attend with one query of each row to the tokens that the row holds.
 
     Args:
         queries: (B, Hq, D), D a power of two from 16 to 256; bf16, fp16 or fp32.
-        keys, values: (B, S, H, D), contiguous, of the same dtype; one row has fewer than 2^31 elements.
+        keys, values: (B, S, H, D), contiguous, of the same dtype; one row has fewer than 2^31 elements. With
+            ``row_starts`` they are (N, H, D), the N slots of all rows.
         seq_lens: (B,) int32, tokens from slot 0 on that each row attends to.
         scale: factor on q·k.
         out: (B, Hq, D), written; zeros where a row holds nothing.
         lse, candidates, text_positions: see :class:`vase_cli.attention.base.LSEOut`; an empty row writes nothing.
+        row_starts, longest_row: see :class:`vase_cli.attention.base.RowPlaces`; None for rows of S slots. The bits of
+            a row are those that it has in rows of ``longest_row`` slots.
         config: how the work is divided; None is :func:`attention_config`.
     """
     rows, query_heads, head_dim = queries.shape
-    capacity, heads = keys.shape[1:3]
+    heads = keys.shape[-2]
+    capacity = keys.shape[1] if longest_row is None else longest_row
     if config is None:
         processors = _processors(queries.device)
         config = attention_config(rows, capacity, heads, head_dim, keys.element_size(), processors)
@@ -79,7 +85,7 @@ def decode_attention(
         parts, weights = out, seq_lens
     window = 1 if lse is None else lse.shape[1]
     _attend[(heads, splits, rows)](
-        queries, keys, values, seq_lens, parts, weights, lse, text_positions, scale * _LOG2_E,
+        queries, keys, values, seq_lens, parts, weights, lse, text_positions, row_starts, scale * _LOG2_E,
         capacity, rows, candidates, window, heads=heads, group=group, group_rows=max(16, triton.next_power_of_2(group)),
         head_dim=head_dim, splits=splits, block=block, stages=stages, num_warps=warps,
     )  # fmt: skip
@@ -99,9 +105,9 @@ def _processors(device: torch.device) -> int:
 
 @triton.jit
 def _attend(
-    queries, keys, values, seq_lens, parts, weights, lse, text_positions, scale, capacity, rows, candidates, window,
-    heads: tl.constexpr, group: tl.constexpr, group_rows: tl.constexpr, head_dim: tl.constexpr, splits: tl.constexpr,
-    block: tl.constexpr, stages: tl.constexpr,
+    queries, keys, values, seq_lens, parts, weights, lse, text_positions, row_starts, scale, capacity, rows, candidates,
+    window, heads: tl.constexpr, group: tl.constexpr, group_rows: tl.constexpr, head_dim: tl.constexpr,
+    splits: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     tokens = tl.load(seq_lens + row)
@@ -119,7 +125,10 @@ def _attend(
     query = tl.load(queries + places, mask=is_query, other=0.0)
 
     offsets = tl.arange(0, block)
-    row_start = row.to(tl.int64) * capacity * heads * head_dim + head * head_dim
+    first_slot = row.to(tl.int64) * capacity
+    if row_starts is not None:
+        first_slot = tl.load(row_starts + row)
+    row_start = first_slot * heads * head_dim + head * head_dim
     tile = offsets[:, None] * (heads * head_dim) + dims[None, :]
     maximum = tl.full([group_rows], float("-inf"), tl.float32)
     total = tl.zeros([group_rows], tl.float32)
