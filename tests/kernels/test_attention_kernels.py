@@ -181,13 +181,14 @@ def test_log_sums_over_the_candidates_are_left_at_each_rows_place(
 def test_the_work_is_divided_by_the_caches_shape():
     from vase_cli.kernels.attention import attention_config
 
-    def splits(rows: int, slots: int) -> int:
-        return attention_config(rows, slots, 8, 128, 2, processors=132).splits
+    def splits(rows: int, slots: int, *, even: bool = False) -> int:
+        return attention_config(rows, slots, 8, 128, 2, processors=132, even=even).splits
 
     assert splits(195, 4160) == 1
     assert splits(64, 4160) == 3
     assert splits(1, 4160) == 33  # no program has fewer than 128 tokens of a full row
     assert splits(1, 100) == 1
     assert splits(1, 1_000_000) == 128
+    assert [splits(rows, 4160, even=True) for rows in (1, 16, 64)] == [33, 2, 1]  # one round of two programs on each
     for element_bytes, head_dim in ((2, 64), (2, 128), (2, 256), (4, 128), (4, 256), (2, 16)):
         assert 16 <= attention_config(1, 4160, 8, head_dim, element_bytes, 132).block <= 128

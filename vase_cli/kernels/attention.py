@@ -30,16 +30,20 @@ class AttentionConfig(NamedTuple):
 
 
 def attention_config(
-    rows: int, capacity: int, heads: int, head_dim: int, element_bytes: int, processors: int
+    rows: int, capacity: int, heads: int, head_dim: int, element_bytes: int, processors: int, *, even: bool = False
 ) -> AttentionConfig:
     """The division for B rows of S tokens, H KV heads of dim D, on a GPU with so many multiprocessors.
 
     Two or three programs stand on a multiprocessor at a time. Some rounds of them even out what rows of different
-    lengths take, but below 128 tokens a program costs more to start than it does.
+    lengths take. Where rows are ``even``, as those that are cut, one round of them is faster, and a multiprocessor with
+    one program reads further ahead. Below 128 tokens a program costs more to start than it does.
     """
-    wanted = triton.cdiv(8 * processors, rows * heads)
+    programs = rows * heads
+    wanted = 2 * processors // programs if even else triton.cdiv(8 * processors, programs)
+    splits = max(1, min(wanted, triton.cdiv(capacity, 128), 128))
     block = max(16, min(128, _TILE_BYTES // (head_dim * element_bytes)))
-    return AttentionConfig(splits=max(1, min(wanted, triton.cdiv(capacity, 128), 128)), block=block)
+    stages = 4 if even and splits == 1 and programs < 8 * processors else 3
+    return AttentionConfig(splits, block, stages)
 
 
 def decode_attention(
@@ -75,7 +79,8 @@ def decode_attention(
     capacity = keys.shape[1] if longest_row is None else longest_row
     if config is None:
         processors = _processors(queries.device)
-        config = attention_config(rows, capacity, heads, head_dim, keys.element_size(), processors)
+        sizes = (rows, capacity, heads, head_dim, keys.element_size())
+        config = attention_config(*sizes, processors, even=lse is not None)  # which a method that cuts asks for
     splits, block, stages, warps = config
     group = query_heads // heads
     if splits > 1:
