@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from vase_cli.kernels._shared_memory import stages_that_fit
+
 
 class Tile(NamedTuple):
     """A part of the output that one program makes at a time, and how it reads; none of it changes a bit."""
@@ -50,7 +52,7 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | None = None) -
     """
     rows, inner = x.shape
     columns = weight.shape[0]
-    tile = tile or _tile(rows, columns, x.device)
+    tile = tile or _fitting(_tile(rows, columns, x.device), 1, x.device)
     _multiply[(_programs(tile, rows, columns, x.device),)](
         TensorDescriptor.from_tensor(x, [tile.rows, tile.inner]),
         TensorDescriptor.from_tensor(weight, [tile.columns, tile.inner]),
@@ -66,7 +68,7 @@ def multiply_gated(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | None = N
     """
     rows, inner = x.shape
     columns = out.shape[1]
-    tile = tile or _gated_tile(rows, x.device)
+    tile = tile or _fitting(_gated_tile(rows, x.device), 2, x.device)
     _multiply_gated[(_programs(tile, rows, columns, x.device),)](
         TensorDescriptor.from_tensor(x, [tile.rows, tile.inner]),
         TensorDescriptor.from_tensor(weight, [tile.columns, tile.inner]),
@@ -93,6 +95,13 @@ def _gated_tile(rows: int, device: torch.device) -> Tile:
     if rows <= 64:
         return _GATED_SMALL
     return _GATED if 1024 < rows <= 4096 else _GATED_LARGE
+
+
+def _fitting(tile: Tile, weights: int, device: torch.device) -> Tile:
+    """The tile, for a product with one weight or two, with no more stages than shared memory has room for."""
+    held_bytes = 2 * tile.rows * tile.columns // (3 - weights)  # what is written at a time, half of it or all
+    stage_bytes = 2 * (tile.rows + weights * tile.columns) * tile.inner
+    return tile._replace(stages=stages_that_fit(tile.stages, stage_bytes, device, held_bytes))
 
 
 def _programs(tile: Tile, rows: int, columns: int, device: torch.device) -> int:

@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from vase_cli.kernels._shared_memory import stages_that_fit
+
 _LOG2_E = 1.4426950408889634
 
 
@@ -44,6 +46,8 @@ def prompt_attention(queries: Tensor, keys: Tensor, values: Tensor, blocks: Tens
     tokens, query_heads, head_dim = queries.shape
     heads = keys.shape[1]
     block_q, block_k, stages, warps = _config(queries)
+    token_bytes = head_dim * queries.element_size()
+    stages = stages_that_fit(stages, 2 * block_k * token_bytes, queries.device, block_q * token_bytes)
     tile = ([tokens, heads * head_dim], [heads * head_dim, 1], [block_k, head_dim])
     _attend[(query_heads, blocks.shape[0])](
         queries, keys, values, TensorDescriptor(keys, *tile), TensorDescriptor(values, *tile), blocks, out,
