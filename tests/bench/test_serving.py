@@ -16,7 +16,9 @@ from vase_cli.bench.workloads import Lengths, Workload, make_request
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.factory import EngineFactory
+from vase_cli.engine.prefill import Prefill
 from vase_cli.engine.requests import EngineStats
+from vase_cli.engine.sequence import Batch
 from vase_cli.engine.timing import StepTimer
 from vase_cli.errors import ConfigError, RunError
 
@@ -165,10 +167,13 @@ def test_a_text_that_fails_and_an_engine_that_shrinks_are_no_measurement(monkeyp
 
 def test_the_shortest_and_the_longest_prompt_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, prompts = make_engine(make_factory()), []
-    prefill = Engine._prefill
-    monkeypatch.setattr(
-        Engine, "_prefill", lambda self, sequence: prompts.append(sequence.prompt_tokens) or prefill(self, sequence)
-    )
+    start = Engine._start
+
+    def noted(self: Engine, prefill: Prefill) -> Batch:
+        prompts.extend(sequence.prompt_tokens for sequence in prefill.sequences)
+        return start(self, prefill)
+
+    monkeypatch.setattr(Engine, "_start", noted)
     assert warm_up(engine, MIXED.requests(101, seed=0)) > 0
     assert sorted(prompts) == [3, 30] and engine.cache.lengths.sum() == 0
 
