@@ -59,21 +59,19 @@ def plan_memory(
     max_num_seqs: int | str,
     most_num_seqs: int,
     kernels: bool = False,
-    few_candidates: bool = False,
     penalized: bool = False,
 ) -> MemoryPlan:
     """Plan a run; ConfigError, with the figures, if not even one row fits, or not as many as were asked for.
 
     ``cache_shape`` gives the cache's sizes for a number of rows; ``max_num_seqs`` may be "auto", for as many as fit, up
     to ``most_num_seqs``. ``sampled`` says that tokens are not greedy, ``kernels`` that the fused forward and kernels
-    for cuts and sampling are used, ``few_candidates`` that a token is drawn from so few that the kernel for it is,
-    ``penalized`` that there is a repetition penalty.
+    for cuts and sampling are used, ``penalized`` that there is a repetition penalty.
     """
 
     def plan(count: int) -> MemoryPlan:
         shape = cache_shape(count)
         per_logit = _SAMPLED_BYTES_PER_LOGIT if sampled else _GREEDY_BYTES_PER_LOGIT
-        if kernels and few_candidates:
+        if kernels:
             per_logit = _KERNEL_BYTES_PER_LOGIT
         if penalized:
             per_logit += _PENALTY_BYTES_PER_LOGIT

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vase_cli.config.schema import SamplingParams
-from vase_cli.kernels.ops import FEW_CANDIDATES, TorchOps
+from vase_cli.kernels.ops import TorchOps
 
 
 def sample(
@@ -25,7 +25,8 @@ def sample(
     """
     if seen is not None:
         logits = penalized(logits, seen, params.repetition_penalty)
-    candidates = _candidates(params, logits.shape[-1])
+    vocabulary = logits.shape[-1]
+    candidates = 1 if params.temperature == 0.0 else min(params.top_k or vocabulary, vocabulary)
     return ops.draw(logits, candidates, params.temperature, params.top_p, params.min_p, keys, positions)
 
 
@@ -34,12 +35,3 @@ def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     logits = logits.float()
     divisor = torch.full((), penalty, dtype=torch.float32, device=logits.device)  # see TorchOps.draw
     return torch.where(seen, torch.where(logits > 0, logits / divisor, logits * divisor), logits)
-
-
-def drawn_from_few(params: SamplingParams) -> bool:
-    """Whether the kernel draws, where there is one: then nothing as wide as the vocabulary is made but the logits."""
-    return 0 < _candidates(params, FEW_CANDIDATES + 1) <= FEW_CANDIDATES
-
-
-def _candidates(params: SamplingParams, vocabulary: int) -> int:
-    return 1 if params.temperature == 0.0 else min(params.top_k or vocabulary, vocabulary)

@@ -19,8 +19,6 @@ from torch import Tensor
 from vase_cli.kernels.ranking import best, best_mask
 from vase_cli.randomness import SequenceNoise, gumbel, uniform
 
-FEW_CANDIDATES = 64
-"""The most candidates that a kernel draws a token from."""
 _SMALLEST_WEIGHT = 1e-37  # the log of a weight that underflowed to zero stays finite: drawn last, but drawn
 
 
@@ -199,7 +197,7 @@ class TorchOps:
             return safe.argmax(dim=-1), finite
         # A tensor on the device: torch would multiply by the reciprocal of a number there, and divide on the CPU.
         scaled = safe.float() / torch.full((), temperature, dtype=torch.float32, device=logits.device)
-        if is_filtered(logits.shape[-1], candidates, top_p, min_p):
+        if _is_filtered(logits.shape[-1], candidates, top_p, min_p):
             token_ids, log_weights = _filtered(scaled, candidates, top_p, min_p)
         else:
             token_ids, log_weights = torch.arange(logits.shape[-1], device=logits.device).expand_as(scaled), scaled
@@ -207,7 +205,7 @@ class TorchOps:
         return token_ids.gather(-1, (log_weights + noise).argmax(dim=-1, keepdim=True)).squeeze(-1), finite
 
 
-def is_filtered(vocabulary: int, candidates: int, top_p: float, min_p: float) -> bool:
+def _is_filtered(vocabulary: int, candidates: int, top_p: float, min_p: float) -> bool:
     """Whether any filter may leave a token out."""
     return candidates < vocabulary or top_p < 1.0 or min_p > 0.0
 
