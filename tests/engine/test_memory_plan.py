@@ -158,7 +158,9 @@ def test_a_refusal_says_what_each_part_takes_and_what_is_free():
 def test_with_kernels_the_plan_is_what_an_h200_measured():
     """One slot of Qwen3-8B, a prompt of 2,048 tokens: 17,302,837,760 bytes at the peak."""
     plan = make_plan(1, sampled=False, longest_prompt_tokens=2048, kernels=True)
+    # However a token is drawn, kernels make nothing as wide as the vocabulary but logits, here of 2 bytes each.
     assert make_plan(1, kernels=True).logits_bytes == plan.logits_bytes < make_plan(1, sampled=False).logits_bytes
+    assert plan.logits_bytes >= 2 * FACTS.vocabulary
     assert abs(plan.total_bytes - 17_302_837_760) < 0.01 * 17_302_837_760
     long, longer = (
         make_plan(1, longest_prompt_tokens=tokens, kernels=True).prompt_bytes for tokens in (16_384, 32_768)
@@ -178,3 +180,5 @@ def test_a_repetition_penalty_has_its_place_in_the_plan():
     # A mask, and at the least a copy of the logits in float32 and what takes its place.
     assert penalized.logits_bytes - plain.logits_bytes >= 8 * FACTS.vocabulary * (1 + 4 + 4)
     assert penalized.cache_bytes == plain.cache_bytes
+    plain, penalized = make_plan(8, kernels=True), make_plan(8, kernels=True, penalized=True)
+    assert penalized.logits_bytes - plain.logits_bytes == 8 * FACTS.vocabulary, "kernels copy nothing"

@@ -122,6 +122,26 @@ def test_no_setting_is_left_to_torch(params: SamplingParams, monkeypatch: pytest
     assert all(torch.equal(part, other) for part, other in zip(by_kernel(logits, params), expected, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("params", TYPICAL, ids=str)
+@pytest.mark.parametrize("penalty", [0.77, 1.3])
+def test_a_repetition_penalty_gives_the_draws_of_penalized_logits(
+    penalty: float, params: SamplingParams, dtype: torch.dtype
+):
+    logits = (2 * draw(5, 4500, seed=12)).to(dtype).to(DEVICE)
+    seen = draw(5, 4500, seed=13).to(DEVICE) < 0
+    seen[0], seen[1] = False, True
+    logits[3, 4444], seen[3, 4444] = torch.finfo(dtype).max, True
+    logits[4, 4444], seen[4, 4444] = -torch.finfo(dtype).max, True
+    params = SamplingParams(**{**vars(params), "repetition_penalty": penalty})
+    tokens, finite = sample(logits, params, *names_of(5), triton_ops(), seen)
+    expected, finite_by_torch = sample(logits, params, *names_of(5), TorchOps(), seen)
+    assert torch.equal(finite, finite_by_torch) and finite[:3].all()
+    assert torch.equal(tokens[finite], expected[finite])
+    if dtype != torch.float16:
+        assert finite.tolist()[3:] == [penalty > 1, penalty < 1]
+
+
 @pytest.mark.parametrize("slope", [0.0, 1e-6, 1e-3, 1.0])
 @pytest.mark.parametrize("top_p", [1e-6, 1e-3, 0.0713])
 def test_a_draw_that_is_refused_again_and_again_ends_in_the_few_that_are_left(slope: float, top_p: float):

@@ -19,6 +19,7 @@ _GREEDY_BYTES_PER_LOGIT = 8
 _SAMPLED_BYTES_PER_LOGIT = 44  # logits and what sampling makes of them: float32, ranks and indices in int64
 _KERNEL_BYTES_PER_LOGIT = 4  # with kernels: logits in half precision, and what is left of them on the way to a token
 _PENALTY_BYTES_PER_LOGIT = 22  # which tokens were seen, and logits in float32 with what the penalty makes of them
+_KERNEL_PENALTY_BYTES_PER_LOGIT = 1  # which tokens were seen
 _PRODUCTS_WORKSPACE_BYTES = 32 * 2**20  # what the vendor's matrix products keep for themselves on a GPU
 
 
@@ -70,11 +71,11 @@ def plan_memory(
 
     def plan(count: int) -> MemoryPlan:
         shape = cache_shape(count)
-        per_logit = _SAMPLED_BYTES_PER_LOGIT if sampled else _GREEDY_BYTES_PER_LOGIT
         if kernels:
-            per_logit = _KERNEL_BYTES_PER_LOGIT
-        if penalized:
-            per_logit += _PENALTY_BYTES_PER_LOGIT
+            per_logit = _KERNEL_BYTES_PER_LOGIT + (_KERNEL_PENALTY_BYTES_PER_LOGIT if penalized else 0)
+        else:
+            per_logit = _SAMPLED_BYTES_PER_LOGIT if sampled else _GREEDY_BYTES_PER_LOGIT
+            per_logit += _PENALTY_BYTES_PER_LOGIT if penalized else 0
         prompt = _prompt_bytes(facts, shape, longest_prompt_tokens, kernels=kernels)
         return MemoryPlan(
             max_num_seqs=count,

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vase_cli.kernels._logits import penalized
 from vase_cli.kernels._randomness import counted, gumbel, mixed, uniform
 from vase_cli.kernels._ranks import key, rank, ranked_index, ranked_value, value
 
@@ -28,8 +29,9 @@ _WARPS = 4
 
 
 def draw(
-    logits: Tensor, candidates: int, temperature: float, top_p: float, min_p: float, keys: Tensor, positions: Tensor
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor, candidates: int, temperature: float, top_p: float, min_p: float, keys: Tensor, positions: Tensor,
+    seen: Tensor | None = None, penalty: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:meth:`TorchOps.draw` from 1 to 64 candidates, at a temperature above 0; the token is 0 where not finite."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -43,13 +45,13 @@ def draw(
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
     _write_peaks[(rows, blocks)](
-        logits, logits.stride(0), vocabulary, segment_peaks, segments, group_peaks, groups, block=_BLOCK,
+        logits, logits.stride(0), seen, penalty, vocabulary, segment_peaks, segments, group_peaks, groups, block=_BLOCK,
         num_warps=_WARPS,
     )  # fmt: skip
     candidate_bits = (candidates - 1).bit_length()
     _draw[(rows,)](
-        logits, logits.stride(0), vocabulary, segment_peaks, segments, group_peaks, groups, candidates, temperature,
-        top_p, min_p, keys, keys.stride(0), positions, positions.stride(0), tokens, finite,
+        logits, logits.stride(0), seen, penalty, vocabulary, segment_peaks, segments, group_peaks, groups, candidates,
+        temperature, top_p, min_p, keys, keys.stride(0), positions, positions.stride(0), tokens, finite,
         group_bits=max((groups - 1).bit_length(), candidate_bits), candidate_bits=candidate_bits,
         member_bits=candidate_bits + (_SEGMENT.value - 1).bit_length(), num_warps=_WARPS,
     )  # fmt: skip
@@ -57,15 +59,19 @@ def draw(
 
 
 @triton.jit
-def _write_peaks(logits, row_stride, vocabulary, segment_peaks, segments, group_peaks, groups, block: tl.constexpr):
+def _write_peaks(
+    logits, row_stride, seen, penalty, vocabulary, segment_peaks, segments, group_peaks, groups, block: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1)
+    logits += row * row_stride
+    if seen is not None:
+        seen += row * vocabulary
     block_segments: tl.constexpr = block // _SEGMENT
     block_groups: tl.constexpr = block_segments // _SEGMENT
     token_ids = number * block + tl.arange(0, block)
-    held = token_ids < vocabulary
-    values = tl.load(logits + row * row_stride + token_ids, mask=held, other=-float("inf")).to(tl.float32)
-    not_finite = held & ((values.to(tl.int32, bitcast=True) & 0x7F800000) == 0x7F800000)
+    values = penalized(logits, seen, penalty, vocabulary, token_ids)
+    not_finite = ((values.to(tl.int32, bitcast=True) & 0x7F800000) == 0x7F800000) & (token_ids < vocabulary)
     peaks = tl.where(not_finite, _NOT_FINITE_KEY, key(values))
     peaks = tl.max(tl.reshape(peaks, (block_segments, _SEGMENT)), axis=1)
     first = row * segments + number * block_segments
@@ -77,11 +83,14 @@ def _write_peaks(logits, row_stride, vocabulary, segment_peaks, segments, group_
 
 @triton.jit
 def _draw(
-    logits, row_stride, vocabulary, segment_peaks, segments, group_peaks, groups, candidates, temperature, top_p, min_p,
-    keys, keys_stride, positions, positions_stride, tokens, finite,
+    logits, row_stride, seen, penalty, vocabulary, segment_peaks, segments, group_peaks, groups, candidates,
+    temperature, top_p, min_p, keys, keys_stride, positions, positions_stride, tokens, finite,
     group_bits: tl.constexpr, candidate_bits: tl.constexpr, member_bits: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    logits += row * row_stride
+    if seen is not None:
+        seen += row * vocabulary
     group_ids = tl.arange(0, 1 << group_bits)
     peaks = tl.load(group_peaks + row * groups + group_ids, mask=group_ids < groups, other=_LOWEST_KEY)
     row_is_finite = tl.max(peaks, axis=0) != _NOT_FINITE_KEY
@@ -90,8 +99,7 @@ def _draw(
     peaks = tl.load(segment_peaks + row * segments + segment_ids, mask=segment_ids < segments, other=_LOWEST_KEY)
     best = _leaders(rank(tl.div_rn(value(peaks), temperature), segment_ids), member_bits, candidate_bits)
     token_ids = _members(ranked_index(best), candidate_bits)
-    values = tl.load(logits + row * row_stride + token_ids, mask=token_ids < vocabulary, other=-float("inf"))
-    values = tl.where(row_is_finite, values.to(tl.float32), 0.0)
+    values = tl.where(row_is_finite, penalized(logits, seen, penalty, vocabulary, token_ids), 0.0)
     best = _leaders(rank(tl.div_rn(values, temperature), token_ids), member_bits, candidate_bits)
 
     token_ids = ranked_index(best)

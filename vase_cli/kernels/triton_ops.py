@@ -67,9 +67,9 @@ class TritonOps(TorchOps):
 
     def draw(
         self, logits: Tensor, candidates: int, temperature: float, top_p: float, min_p: float, keys: Tensor,
-        positions: Tensor,
+        positions: Tensor, seen: Tensor | None = None, penalty: float = 1.0,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """From few candidates by their own kernels; the greedy choice is from one, at any temperature."""
         few = candidates <= sampling.MOST_CANDIDATES
         draw_by_kernel = sampling.draw if few else vocabulary_sampling.draw
-        return draw_by_kernel(logits, candidates, temperature or 1.0, top_p, min_p, keys, positions)
+        return draw_by_kernel(logits, candidates, temperature or 1.0, top_p, min_p, keys, positions, seen, penalty)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vase_cli.kernels._logits import penalized
 from vase_cli.kernels._randomness import counted, gumbel, mixed, uniform
 from vase_cli.kernels._ranks import LOWEST_RANK, rank, ranked_index
 
@@ -31,8 +32,9 @@ _CHOOSING_WARPS = 8  # of the one program for each row
 
 
 def draw(
-    logits: Tensor, candidates: int, temperature: float, top_p: float, min_p: float, keys: Tensor, positions: Tensor
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor, candidates: int, temperature: float, top_p: float, min_p: float, keys: Tensor, positions: Tensor,
+    seen: Tensor | None = None, penalty: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:meth:`TorchOps.draw` at a temperature above 0; the token is 0 where not finite."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -43,7 +45,7 @@ def draw(
     bests = torch.empty((rows, blocks), dtype=torch.int64, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
-    row_logits = (logits, logits.stride(0), vocabulary, temperature)
+    row_logits = (logits, logits.stride(0), seen, penalty, vocabulary, temperature)
     streams = (keys, keys.stride(0), positions, positions.stride(0))
     _sum_blocks[(rows, blocks)](*row_logits, peaks, sums, blocks, block=_BLOCK, num_warps=_WARPS)
     # Log weights, relative to the largest, below which a token is not left; that of top-p is relative to the total.
@@ -63,82 +65,92 @@ def draw(
 
 @triton.jit
 def _sum_blocks(
-    logits, row_stride, vocabulary, temperature, peaks, sums, blocks, block: tl.constexpr
+    logits, row_stride, seen, penalty, vocabulary, temperature, peaks, sums, blocks, block: tl.constexpr
 ):  # fmt: skip
     """Each block's largest log weight, NaN if a logit is not finite, and the sum of weights relative to it."""
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    logits += row * row_stride
+    if seen is not None:
+        seen += row * vocabulary
     token_ids = number * block + tl.arange(0, block)
-    held = token_ids < vocabulary
-    logits_here = tl.load(logits + row * row_stride + token_ids, mask=held, other=-float("inf")).to(tl.float32)
-    is_finite = (logits_here.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
-    log_weights = tl.div_rn(logits_here, temperature)
+    values = penalized(logits, seen, penalty, vocabulary, token_ids)
+    not_finite = ((values.to(tl.int32, bitcast=True) & 0x7F800000) == 0x7F800000) & (token_ids < vocabulary)
+    log_weights = tl.div_rn(values, temperature)
     peak = tl.max(log_weights, axis=0)
-    all_finite = tl.min((is_finite | (token_ids >= vocabulary)).to(tl.int32), axis=0) != 0
-    tl.store(peaks + row * blocks + number, tl.where(all_finite, peak, float("nan")))
     tl.store(sums + row * blocks + number, tl.sum(tl.exp(log_weights - peak), axis=0))
+    peak = tl.where(tl.max(not_finite.to(tl.int32), axis=0) != 0, float("nan"), peak)
+    tl.store(peaks + row * blocks + number, peak)
 
 
 @triton.jit
 def _draw_blocks(
-    logits, row_stride, vocabulary, temperature, candidates, reach, log_tail, keys, keys_stride, positions,
-    positions_stride, peaks, sums, bests, blocks, block: tl.constexpr, padded_blocks: tl.constexpr,
+    logits, row_stride, seen, penalty, vocabulary, temperature, candidates, reach, log_tail, keys, keys_stride,
+    positions, positions_stride, peaks, sums, bests, blocks, block: tl.constexpr, padded_blocks: tl.constexpr,
 ):  # fmt: skip
     """The rank of each block's best score, the lowest of all if none of its tokens can be drawn."""
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    largest, total, _ = _of_row(peaks, sums, row, blocks, padded_blocks)
+    logits += row * row_stride
+    if seen is not None:
+        seen += row * vocabulary
+    peaks += row * blocks
+    largest, total, _ = _of_row(peaks, sums + row * blocks, blocks, padded_blocks)
     total = tl.where(candidates < vocabulary, 1.0, total)  # the candidates' own total is not known: 1 at the least
-    bound = largest + tl.maximum(-reach, tl.log(total) + log_tail)
     best = tl.full((), LOWEST_RANK, tl.int64)
-    if tl.load(peaks + row * blocks + number) >= bound:
+    never_drawn = tl.load(peaks + number) < largest + tl.maximum(-reach, tl.log(total) + log_tail)
+    if not never_drawn:
         stream = _stream(keys, keys_stride, positions, positions_stride, row)
         token_ids = number * block + tl.arange(0, block)
-        ranks, scores = _scores(logits + row * row_stride, vocabulary, temperature, stream, token_ids)
-        best = tl.max(scores, axis=0)
+        log_weights = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_ids), temperature)
+        best = tl.max(_ranked(log_weights + _noise(stream, token_ids), token_ids, vocabulary), axis=0)
     tl.store(bests + row * blocks + number, best)
 
 
 @triton.jit
 def _choose(
-    logits, row_stride, vocabulary, temperature, candidates, top_p, min_p, keys, keys_stride, positions,
+    logits, row_stride, seen, penalty, vocabulary, temperature, candidates, top_p, min_p, keys, keys_stride, positions,
     positions_stride, peaks, sums, bests, tokens, finite, blocks, block: tl.constexpr, padded_blocks: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
-    largest, total, row_is_finite = _of_row(peaks, sums, row, blocks, padded_blocks)
+    if seen is not None:
+        seen += row * vocabulary
     peaks += row * blocks
+    largest, total, row_is_finite = _of_row(peaks, sums + row * blocks, blocks, padded_blocks)
     numbers = tl.arange(0, padded_blocks)
     best = tl.max(tl.load(bests + row * blocks + numbers, mask=numbers < blocks, other=LOWEST_RANK), axis=0)
     floor = tl.full((), LOWEST_RANK, tl.int64)  # at or below it is no candidate
-    asking = row_is_finite
     if row_is_finite & (candidates < vocabulary):
         ceiling = rank(largest, 0)
         count = vocabulary
         while count != candidates:
             middle = (floor >> 1) + (ceiling >> 1) + (floor & ceiling & 1)
-            count, total = _above(logits, vocabulary, temperature, peaks, largest, middle, block)
+            count, total = _above(logits, seen, penalty, vocabulary, temperature, peaks, largest, middle, block)
             floor = tl.where(count >= candidates, middle, floor)
             ceiling = tl.where(count >= candidates, ceiling, middle)
+    asking = row_is_finite
     while asking:
-        log_weight = tl.div_rn(tl.load(logits + ranked_index(best)).to(tl.float32), temperature)
-        asked = rank(log_weight, ranked_index(best))
+        token_id = ranked_index(best)
+        log_weight = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_id), temperature)
+        asked = rank(log_weight, token_id)
         dropped = (asked <= floor) | (tl.div_rn(tl.exp(log_weight - largest), total) < min_p * tl.div_rn(1.0, total))
         if (top_p < 1.0) & (asked > floor):
-            _, mass = _above(logits, vocabulary, temperature, peaks, largest, asked, block)
+            _, mass = _above(logits, seen, penalty, vocabulary, temperature, peaks, largest, asked, block)
             dropped = dropped | (tl.div_rn(mass, total) >= top_p)
-        asking = dropped
-        if asking:
+        if dropped:
+            floor = tl.maximum(floor, asked)
             stream = _stream(keys, keys_stride, positions, positions_stride, row)
-            best = _best_above(logits, vocabulary, temperature, peaks, stream, tl.maximum(asked, floor), block)
+            best = _best_above(logits, seen, penalty, vocabulary, temperature, peaks, stream, floor, block)
+        asking = dropped
     tl.store(tokens + row, tl.where(row_is_finite, ranked_index(best), 0))
     tl.store(finite + row, row_is_finite)
 
 
 @triton.jit
-def _of_row(peaks, sums, row, blocks, padded_blocks: tl.constexpr):
+def _of_row(peaks, sums, blocks, padded_blocks: tl.constexpr):
     """The largest log weight of a row, the sum of weights relative to it, and whether all logits are finite."""
     numbers = tl.arange(0, padded_blocks)
-    block_peaks = tl.load(peaks + row * blocks + numbers, mask=numbers < blocks, other=-float("inf"))
-    block_sums = tl.load(sums + row * blocks + numbers, mask=numbers < blocks, other=0.0)
+    block_peaks = tl.load(peaks + numbers, mask=numbers < blocks, other=-float("inf"))
+    block_sums = tl.load(sums + numbers, mask=numbers < blocks, other=0.0)
     largest = tl.max(block_peaks, axis=0)
     row_is_finite = tl.max((block_peaks != block_peaks).to(tl.int32), axis=0) == 0
     return largest, tl.sum(block_sums * tl.exp(block_peaks - largest), axis=0), row_is_finite
@@ -151,41 +163,40 @@ def _stream(keys, keys_stride, positions, positions_stride, row):
 
 
 @triton.jit
-def _ranked(logits, vocabulary, temperature, token_ids):
-    """Log weights of tokens and their ranks, the lowest of all where there is no token."""
-    held = token_ids < vocabulary
-    log_weights = tl.div_rn(tl.load(logits + token_ids, mask=held, other=-float("inf")).to(tl.float32), temperature)
-    return log_weights, tl.where(held, rank(log_weights, token_ids), LOWEST_RANK)
+def _noise(stream, token_ids):
+    return gumbel(uniform(counted(stream, token_ids)))
 
 
 @triton.jit
-def _scores(logits, vocabulary, temperature, stream, token_ids):
-    """Ranks of tokens, by log weight and by log weight plus noise; the lowest of all where there is no token."""
-    log_weights, ranks = _ranked(logits, vocabulary, temperature, token_ids)
-    scores = rank(log_weights + gumbel(uniform(counted(stream, token_ids))), token_ids)
-    return ranks, tl.where(token_ids < vocabulary, scores, LOWEST_RANK)
+def _ranked(values, token_ids, vocabulary):
+    """Ranks of tokens by a value; the lowest of all where there is no token."""
+    return tl.where(token_ids < vocabulary, rank(values, token_ids), LOWEST_RANK)
 
 
 @triton.jit
-def _above(logits, vocabulary, temperature, peaks, largest, floor, block: tl.constexpr):
+def _above(logits, seen, penalty, vocabulary, temperature, peaks, largest, floor, block: tl.constexpr):
     """How many tokens rank above a floor, and the sum of their weights."""
     counts = tl.zeros([block], tl.int32)
     weights = tl.zeros([block], tl.float32)
     for number in tl.range(0, tl.cdiv(vocabulary, block)):
         if rank(tl.load(peaks + number), 0) > floor:
-            log_weights, ranks = _ranked(logits, vocabulary, temperature, number * block + tl.arange(0, block))
-            counts += (ranks > floor).to(tl.int32)
-            weights += tl.where(ranks > floor, tl.exp(log_weights - largest), 0.0)
+            token_ids = number * block + tl.arange(0, block)
+            log_weights = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_ids), temperature)
+            above = _ranked(log_weights, token_ids, vocabulary) > floor
+            counts += above.to(tl.int32)
+            weights += tl.where(above, tl.exp(log_weights - largest), 0.0)
     return tl.sum(counts, axis=0), tl.sum(weights, axis=0)
 
 
 @triton.jit
-def _best_above(logits, vocabulary, temperature, peaks, stream, floor, block: tl.constexpr):
+def _best_above(logits, seen, penalty, vocabulary, temperature, peaks, stream, floor, block: tl.constexpr):
     """The rank of the best score of the tokens that rank above a floor."""
     bests = tl.full([block], LOWEST_RANK, tl.int64)
     for number in tl.range(0, tl.cdiv(vocabulary, block)):
         if rank(tl.load(peaks + number), 0) > floor:
             token_ids = number * block + tl.arange(0, block)
-            ranks, scores = _scores(logits, vocabulary, temperature, stream, token_ids)
-            bests = tl.maximum(bests, tl.where(ranks > floor, scores, LOWEST_RANK))
+            log_weights = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_ids), temperature)
+            scores = _ranked(log_weights + _noise(stream, token_ids), token_ids, vocabulary)
+            above = _ranked(log_weights, token_ids, vocabulary) > floor
+            bests = tl.maximum(bests, tl.where(above, scores, LOWEST_RANK))
     return tl.max(bests, axis=0)
