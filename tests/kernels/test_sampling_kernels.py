@@ -37,7 +37,8 @@ FROM_MANY = [
     SamplingParams(temperature=2.0, top_k=200_000, top_p=0.613),
 ]
 SETTINGS = FROM_FEW + FROM_MANY
-TYPICAL = [FROM_FEW[0], FROM_FEW[1], FROM_MANY[0], FROM_MANY[5]]
+TYPICAL = [FROM_FEW[0], FROM_FEW[1], FROM_MANY[0]]
+SEARCHED = FROM_MANY[5]  # for the last of its candidates
 
 
 def draw(*shape: int, seed: int) -> torch.Tensor:
@@ -110,7 +111,7 @@ def test_the_two_zeros_are_one_logit():
 @pytest.mark.parametrize("vocabulary", [1, 2, 7, 16, 17, 64, 65, 90, 256, 257, 4096, 4097])
 def test_any_vocabulary(vocabulary: int):
     logits = draw(3, vocabulary, seed=vocabulary).to(DEVICE)
-    for params in TYPICAL:
+    for params in (*TYPICAL, SEARCHED):
         assert_draws_as_torch(logits, params)
 
 
@@ -122,7 +123,7 @@ def test_no_setting_is_left_to_torch(params: SamplingParams, monkeypatch: pytest
     assert all(torch.equal(part, other) for part, other in zip(by_kernel(logits, params), expected, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("params", TYPICAL, ids=str)
 @pytest.mark.parametrize("penalty", [0.77, 1.3])
 def test_a_repetition_penalty_gives_the_draws_of_penalized_logits(
@@ -138,8 +139,7 @@ def test_a_repetition_penalty_gives_the_draws_of_penalized_logits(
     expected, finite_by_torch = sample(logits, params, *names_of(5), TorchOps(), seen)
     assert torch.equal(finite, finite_by_torch) and finite[:3].all()
     assert torch.equal(tokens[finite], expected[finite])
-    if dtype != torch.float16:
-        assert finite.tolist()[3:] == [penalty > 1, penalty < 1]
+    assert finite.tolist()[3:] == [penalty > 1, penalty < 1]
 
 
 @pytest.mark.parametrize("slope", [0.0, 1e-6, 1e-3, 1.0])
@@ -182,6 +182,13 @@ def test_a_row_that_is_not_finite_is_named_and_disturbs_no_other(params: Samplin
     assert tokens[[0, 3, 8]].tolist() == [clean[0], clean[3], 17]
     assert not tokens[~finite].any()
     assert torch.equal(finite, by_torch(logits, params)[1])
+
+
+def test_no_candidates_are_searched_in_a_row_that_is_not_finite():
+    logits = draw(2, 3000, seed=14).to(DEVICE)
+    logits[1] = torch.nan
+    tokens, finite = by_kernel(logits, SEARCHED)
+    assert finite.tolist() == [True, False] and tokens.tolist() == [by_torch(logits, SEARCHED)[0][0], 0]
 
 
 def test_a_row_does_not_depend_on_the_others():
