@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from vase_cli.cli.startup import UNUSED
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "vase_cli"
@@ -24,11 +27,11 @@ LINE = [
     ["eviction", "attention", "graders", "runs", "reports"],
     ["kernels"],
     ["randomness"],
-    ["plugins", "device", "hub", "tensor_files"],
+    ["plugins", "device", "hub", "compiled_files", "tensor_files"],
     ["errors"],
 ]
 ROW = {name: row for row, names in enumerate(LINE) for name in names}
-FLAT = {"errors", "plugins", "randomness", "device", "hub", "tensor_files"}
+FLAT = {"errors", "plugins", "randomness", "device", "hub", "compiled_files", "tensor_files"}
 
 # What a room may use of the product, where that is less than its row allows.
 OWN = {
@@ -46,7 +49,9 @@ WITH_TORCH = {
     "attention", "bench", "calibration", "engine", "eviction", "kernels", "models", "randomness", "tensor_files",
 }  # fmt: skip
 # Where torch has no place at all.
-WITHOUT_TORCH = {"config", "errors", "evaluation", "graders", "hub", "plugins", "reports", "runs", "tasks"}
+WITHOUT_TORCH = {
+    "config", "errors", "evaluation", "graders", "hub", "compiled_files", "plugins", "reports", "runs", "tasks",
+}  # fmt: skip
 # The rest, where torch waits until a command or a device asks for it.
 WAITING = {"cli", "device"}
 
@@ -61,7 +66,7 @@ OTHERS = {
     "math_verify": ({"graders/_math_equal"}, True),
     "latex2sympy2_extended": ({"graders/_math_equal"}, True),
     "matplotlib": ({"reports"}, True),
-    "platformdirs": ({"config", "models", "reports"}, True),
+    "platformdirs": ({"config", "compiled_files", "reports"}, True),
     "psutil": ({"device", "runs"}, True),
     "pyarrow": ({"tasks/_files"}, True),
     "pydantic": ({"config", "runs"}, False),
@@ -198,7 +203,11 @@ HEAVY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["eval", "--help"], ["--version"], ["tasks", "list"]], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["run", "--help"], ["eval", "--help"], ["--version"], ["tasks", "list"], ["zoo", "list"]],
+    ids=str,
+)
 def test_the_command_line_starts_light(arguments: list[str]):
     code = f"""
 from vase_cli.cli.app import main
@@ -208,6 +217,27 @@ except SystemExit as end:
     assert not end.code
 """
     assert not loaded_by(code) & HEAVY
+
+
+def test_a_run_loads_no_more_than_it_needs(tmp_path: Path):
+    """Not what grades, draws and fetches, no compiler, and not what transformers takes along where it is installed."""
+    for package in UNUSED:
+        (tmp_path / f"{package}.py").write_text("raise RuntimeError('this is not needed')")
+    code = """
+import sys
+from vase_cli.cli.app import main
+try:
+    main(["run", "--model", "tiny-reasoner", "--max-new-tokens", "2", "hi"])
+except SystemExit as end:
+    assert not end.code
+assert "transformers" in sys.modules
+unneeded = {"datasets", "pandas", "pyarrow", "matplotlib", "math_verify", "latex2sympy2_extended"}
+assert not unneeded & set(sys.modules), unneeded & set(sys.modules)
+assert "torch._inductor.compile_fx" not in sys.modules
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_rich_waits_until_something_is_drawn():

@@ -4,20 +4,19 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.benchmarks import ATTENTION, CPU, FLOAT32, HEAD, RATES, STEPS, make_factory
 
-from vase_cli.bench import floor, records
+from vase_cli.bench import records
 from vase_cli.bench.cells import Cell, Steps, make_cell, make_steps
-from vase_cli.bench.floor import copy_bandwidth, count_reads, weights_read
-from vase_cli.bench.loop import LoopTimes, run_loop, staggered, step_figures
+from vase_cli.bench.floor import count_reads
+from vase_cli.bench.loop import LoopTimes, run_loop, staggered
 from vase_cli.bench.records import OUT_OF_MEMORY, Bench
-from vase_cli.config.architecture import Architecture
-from vase_cli.config.schema import ModelEntry, ModelShape, Recipe, SamplingParams
+from vase_cli.config.schema import ModelEntry, Recipe, SamplingParams
 from vase_cli.device import gpu_names
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.engine.engine import Engine
@@ -25,36 +24,12 @@ from vase_cli.engine.factory import MOST_NUM_SEQS, EngineFactory
 from vase_cli.engine.plan import GenerationLimits, plan_run
 from vase_cli.engine.requests import NewTokens, Request
 from vase_cli.errors import ConfigError, RunError
-from vase_cli.models.random_weights import RandomWeights
-
-CPU = torch.device("cpu")
-SHAPE = ModelShape(layers=2, heads=4, kv_heads=2, head_dim=16)
-DENSE = Architecture("qwen3", hidden=32, mlp=48, vocabulary=101, tied=False)
-MIXTURE = replace(DENSE, family="qwen3_moe", experts=6, experts_per_token=2, expert_mlp=24)
-STEPS = Steps(warm_up=4, measured=8)
-MAX_TOKENS = 500
-
-# Elements: of a layer's projections and norms without its MLP, and of what stands outside of the layers.
-ATTENTION = 2 * 32 * 64 + 2 * 32 * 32 + 2 * 16 + 2 * 32
-HEAD = 101 * 32
-FLOAT32 = 4
 
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(records, "copy_bandwidth", lambda device: 2e9)
-
-
-def make_factory(
-    method: str = "random", *, budget: int | None = 16, architecture: Architecture = DENSE, **changes: object
-) -> EngineFactory:
-    recipe = Recipe(
-        "tiny", "tiny", method=method, budget=None if method == "full" else budget, window=4, device="cpu",
-        sampling=SamplingParams(),
-    )  # fmt: skip
-    entry = ModelEntry("tiny", hub_id="nobody/nothing", shape=SHAPE, architecture=architecture)
-    return EngineFactory(plan_run(replace(recipe, **changes), entry, weights=RandomWeights(MAX_TOKENS, seed=0)))
+    monkeypatch.setattr(records, "measure_rates", lambda device, dtype: RATES)
 
 
 def make_text_cell(factory: EngineFactory, text: int) -> Cell:
@@ -167,55 +142,12 @@ def test_a_row_that_ends_fails_the_benchmark() -> None:
         run_loop(make_engine(make_factory(), 2, 60), 60, staggered(16, 4, 2), Steps(warm_up=4, measured=80))
 
 
-# --- figures by hand --------------------------------------------------------------------------------------
-
-
-def test_step_figures() -> None:
-    times = LoopTimes([*[2.0] * 18, 4.0, 9.0], [*[0.0] * 18, 1.0, 4.0], 50.0, [])
-    assert step_figures(times, slots=8, read_bytes=2e6, bandwidth=2e9) == {
-        "step_ms_median": 2.0,
-        "step_ms_p95": 4.0,
-        "step_ms_mean": 2.5,
-        "tokens_per_s": 3200.0,
-        "floor_ms": 1.0,
-        "ratio": 2.5,
-        "ratio_median": 2.0,
-        "cut_share": 0.1,
-    }
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_weights_are_counted_without_the_embeddings_rows(tied: bool) -> None:
-    elements = 2 * (ATTENTION + 3 * 32 * 48) + 32 + HEAD
-    factory = make_factory(architecture=replace(DENSE, tied=tied))
-    assert weights_read(factory.plan, 1) == weights_read(factory.plan, 64) == elements * FLOAT32
-    assert weights_read(make_factory(architecture=replace(DENSE, tied=tied), dtype="bfloat16").plan, 1) == elements * 2
-
-
-@pytest.mark.parametrize(("slots", "experts"), [(1, 2), (2, 4), (3, 6), (16, 6)])
-def test_of_a_mixture_the_experts_within_reach_count(slots: int, experts: int) -> None:
-    elements = 2 * (ATTENTION + 6 * 32 + experts * 3 * 32 * 24) + 32 + HEAD
-    assert weights_read(make_factory(architecture=MIXTURE).plan, slots) == elements * FLOAT32
-
-
-def test_a_copy_counts_what_it_reads_and_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
-
-    def copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        assert source.data_ptr() != target.data_ptr()
-        sizes.append(source.nbytes)
-        return target
-
-    monkeypatch.setattr(torch.Tensor, "copy_", copy)
-    monkeypatch.setattr(floor, "milliseconds", lambda start, end: 500.0 if len(sizes) == 3 else 750.0)
-    monkeypatch.setitem(floor.COPY_BYTES, "cpu", 2**20)
-    assert copy_bandwidth(CPU) == 2 * 2**20 / 0.5
-    assert set(sizes) == {2**20} and len(sizes) > 3
+# --- figures ----------------------------------------------------------------------------------------------
 
 
 def test_a_cells_figures_fit_each_other() -> None:
     factory = make_factory("vase-attnv", method_options={"n_large": 4}, seed=7)
-    record = Bench(CPU, STEPS, prefill_tokens=30).measure(make_cell(factory, 3, 100, STEPS))
+    record = Bench(CPU, torch.float32).measure(make_cell(factory, 3, 100, STEPS, prefill=(30, 200)))
     assert (record["status"], record["error"], record["notices"]) == ("ok", None, [])
     assert (record["method"], record["budget"], record["slots"], record["context"]) == ("vase-attnv", 16, 3, 100)
     # Rows go from 17 to 20 tokens, again and again, and each of 3 rows is cut twice in 8 steps.
@@ -223,25 +155,31 @@ def test_a_cells_figures_fit_each_other() -> None:
     weights_bytes = (2 * (ATTENTION + 3 * 32 * 48) + 32 + HEAD) * FLOAT32
     assert (record["held_tokens"], record["cuts"]) == (18.5, 6)
     assert (record["kv_step_bytes"], record["weights_step_bytes"]) == (kv_bytes, weights_bytes)
-    assert record["floor_ms"] == pytest.approx(1000 * (kv_bytes + weights_bytes) / 2e9, rel=1e-4)
+    assert record["floor_bytes_ms"] == pytest.approx(1000 * (kv_bytes + weights_bytes) / 2e9, rel=1e-4)
+    flops = 2 * 3 * weights_bytes / FLOAT32 + 4 * 4 * 16 * 2 * 3 * 18.5
+    assert record["floor_ops_ms"] == pytest.approx(1000 * flops / 1e12, rel=1e-4)
+    assert (record["floor_ms"], record["bound"]) == (record["floor_bytes_ms"], "bytes")
+    both_ms = record["floor_bytes_ms"] + record["floor_ops_ms"]
+    assert record["ratio_sum"] == pytest.approx(record["step_ms_mean"] / both_ms, rel=1e-4)
     assert record["tokens_per_s"] == pytest.approx(3000 / record["step_ms_mean"], rel=1e-4)
     assert record["ratio"] == pytest.approx(record["step_ms_mean"] / record["floor_ms"], rel=1e-4)
     assert record["ratio_median"] == pytest.approx(record["step_ms_median"] / record["floor_ms"], rel=1e-4)
     assert record["step_ms_median"] <= record["step_ms_p95"]
     assert 0 < record["cut_share"] < 1
-    assert record["prefill_tokens"] == 30 and record["prefill_tokens_per_s"] > 0
+    assert record["prefill_tokens"] == [30, 100] and len(record["prefill_tokens_per_s"]) == 2
+    assert min(record["prefill_tokens_per_s"]) > 0
     assert record["slots_fit"] >= 3 and record["peak_bytes"] > 0
     assert record["planned_bytes"] > record["cache_bytes"] > 3 * 20 * (2 * 2 * 16 * 2) * FLOAT32
     assert (record["model"], record["random_weights"], record["device"], record["seed"]) == ("tiny", True, "cpu", 7)
 
 
 def test_without_a_prefill_none_is_timed() -> None:
-    record = Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_factory(), 2, 100, STEPS))
-    assert (record["status"], record["prefill_tokens"], record["prefill_tokens_per_s"]) == ("ok", 0, None)
+    record = Bench(CPU, torch.float32).measure(make_cell(make_factory(), 2, 100, STEPS))
+    assert (record["status"], record["prefill_tokens"], record["prefill_tokens_per_s"]) == ("ok", [], [])
 
 
 def test_full_holds_the_whole_text() -> None:
-    record = Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_factory("full"), 2, 100, STEPS))
+    record = Bench(CPU, torch.float32).measure(make_cell(make_factory("full"), 2, 100, STEPS))
     assert (record["status"], record["budget"], record["cuts"]) == ("ok", None, 0)
     assert record["held_tokens"] == 100 + STEPS.warm_up + (STEPS.measured + 1) / 2
 
@@ -250,7 +188,7 @@ def test_a_real_model_is_measured_with_its_texts_going_on(model_folder: Callable
     recipe = Recipe("tiny", "tiny", method="random", budget=16, window=4, device="cpu", sampling=SamplingParams())
     factory = EngineFactory(plan_run(recipe, ModelEntry("tiny", path=model_folder("qwen3"))))
     factory.load().eos_token_ids = frozenset(range(factory.plan.facts.vocabulary))
-    record = Bench(CPU, STEPS, prefill_tokens=20).measure(make_cell(factory, 2, 100, STEPS))
+    record = Bench(CPU, torch.float32).measure(make_cell(factory, 2, 100, STEPS))
     assert (record["status"], record["random_weights"]) == ("ok", False)
 
 
@@ -259,7 +197,7 @@ def test_a_real_model_is_measured_with_its_texts_going_on(model_folder: Callable
 
 def test_slots_that_the_plan_refuses_are_a_result() -> None:
     factory = make_factory()
-    measured = Bench(CPU, STEPS, prefill_tokens=30, memory_bytes=2 * 2**20)
+    measured = Bench(CPU, torch.float32, memory_bytes=2 * 2**20)
     fit = measured.measure(make_cell(factory, 1, 100, STEPS))["slots_fit"]
     assert fit > 1
     record = measured.measure(make_cell(factory, fit + 1, 100, STEPS))
@@ -270,7 +208,7 @@ def test_slots_that_the_plan_refuses_are_a_result() -> None:
 
 
 def test_memory_for_not_even_one_slot_is_a_result() -> None:
-    record = Bench(CPU, STEPS, prefill_tokens=30, memory_bytes=1000).measure(make_cell(make_factory(), 1, 50, STEPS))
+    record = Bench(CPU, torch.float32, memory_bytes=1000).measure(make_cell(make_factory(), 1, 50, STEPS))
     assert (record["status"], record["slots_fit"]) == (OUT_OF_MEMORY, 0)
     assert record["error"].startswith("this run does not fit")
 
@@ -288,7 +226,7 @@ SHORTAGES = {
 def test_running_out_of_memory_is_a_result_and_the_next_cell_runs(
     error: Exception, when: str, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    factory, measured = make_factory(), Bench(CPU, STEPS, prefill_tokens=0)
+    factory, measured = make_factory(), Bench(CPU, torch.float32)
 
     def fail(*arguments: object) -> None:
         raise error
@@ -314,7 +252,7 @@ def test_an_engine_that_shrinks_has_run_out_of_memory(monkeypatch: pytest.Monkey
         step(self, longest)
 
     monkeypatch.setattr(DecodeLoop, "step", fail_once)
-    record = Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_factory(), 4, 100, STEPS))
+    record = Bench(CPU, torch.float32).measure(make_cell(make_factory(), 4, 100, STEPS))
     assert (record["status"], record["slots"], record["tokens_per_s"]) == (OUT_OF_MEMORY, 4, None)
     assert len(calls) == 6 and "3 slots" in record["error"]
 
@@ -325,7 +263,7 @@ def test_another_error_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(DecodeLoop, "step", fail)
     with pytest.raises(RuntimeError, match="a bug"):
-        Bench(CPU, STEPS, prefill_tokens=0).measure(make_cell(make_factory(), 2, 100, STEPS))
+        Bench(CPU, torch.float32).measure(make_cell(make_factory(), 2, 100, STEPS))
 
 
 @pytest.mark.parametrize("short_of_memory", [False, True])
@@ -346,7 +284,7 @@ def test_an_engine_is_gone_before_the_next_cell(short_of_memory: bool, monkeypat
     monkeypatch.setattr(EngineFactory, "engine", watched)
     if short_of_memory:
         monkeypatch.setattr(DecodeLoop, "step", fail)
-    measured, factory = Bench(CPU, STEPS, prefill_tokens=10), make_factory()
+    measured, factory = Bench(CPU, torch.float32), make_factory()
     gc.disable()  # what is only found by a collection of chance would fill a GPU
     try:
         for _ in range(3):
@@ -369,7 +307,7 @@ def test_gain_over_full_at_equal_memory(monkeypatch: pytest.MonkeyPatch) -> None
         return LoopTimes([step_ms] * steps.measured, [0.0] * steps.measured, step_ms * steps.measured, [])
 
     monkeypatch.setattr(records, "run_loop", loop)
-    measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=8 * 2**20)
+    measured = Bench(CPU, torch.float32, memory_bytes=8 * 2**20)
     text = 400
     full = measured.measure(make_text_cell(make_factory("full"), text))
     end = full["context"]
@@ -393,7 +331,7 @@ def test_gain_over_full_at_equal_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_text_of_which_full_does_not_fit_has_no_gain() -> None:
-    measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=500_000)
+    measured = Bench(CPU, torch.float32, memory_bytes=500_000)
     full = measured.measure(make_text_cell(make_factory("full"), 480))
     other = measured.measure(make_text_cell(make_factory(), 480))
     assert (full["status"], full["gain"]) == (OUT_OF_MEMORY, None)
@@ -401,7 +339,7 @@ def test_a_text_of_which_full_does_not_fit_has_no_gain() -> None:
 
 
 def test_texts_are_measured_for_real() -> None:
-    measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=3 * 2**20)
+    measured = Bench(CPU, torch.float32, memory_bytes=3 * 2**20)
     full, other = (
         measured.measure(make_text_cell(make_factory(method, budget=40), 200)) for method in ("full", "random")
     )
@@ -411,7 +349,7 @@ def test_texts_are_measured_for_real() -> None:
 
 def test_auto_stops_where_other_commands_do_but_not_for_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MOST_NUM_SEQS, "cpu", 3)
-    measured = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=2 * 2**20)
+    measured = Bench(CPU, torch.float32, memory_bytes=2 * 2**20)
     cell = measured.measure(make_cell(make_factory(), "auto", 100, STEPS))
     assert cell["slots"] == 3 < cell["slots_fit"]
     text = measured.measure(make_text_cell(make_factory(), 120))
@@ -422,13 +360,15 @@ def test_auto_stops_where_other_commands_do_but_not_for_texts(monkeypatch: pytes
 
 
 def test_the_summary_says_what_all_cells_share() -> None:
-    measured, factory = Bench(CPU, STEPS, prefill_tokens=0, memory_bytes=2 * 2**20), make_factory()
+    measured, factory = Bench(CPU, torch.float32, memory_bytes=2 * 2**20), make_factory()
     measurements = [measured.measure(make_cell(factory, slots, 100, STEPS)) for slots in (1, 2, 1000)]
-    summary = measured.summary(factory.plan, measurements)
+    summary = measured.summary(make_cell(factory, 1, 100, STEPS), measurements)
     assert summary["kind"] == "summary" and summary["out_of_memory"] == 1
     assert [cell["slots"] for cell in summary["cells"]] == [1, 2, 1000]
     assert [cell["tokens_per_s"] for cell in summary["cells"]] == [record["tokens_per_s"] for record in measurements]
     assert (summary["warmup"], summary["steps"], summary["bandwidth_bytes_per_s"]) == (4, 8, 2_000_000_000)
+    rates = (summary["copy_bytes_per_s"], summary["read_bytes_per_s"], summary["flops_per_s"])
+    assert rates == (2_000_000_000, 1_500_000_000, 10**12)
     assert summary["versions"]["torch"] == torch.__version__
     assert summary["hardware"]["gpus"] == gpu_names()
     assert summary["decoding"].startswith("decode steps run through")

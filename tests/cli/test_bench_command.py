@@ -12,7 +12,8 @@ import torch
 from helpers.cli_examples import Shell, open_shell, read_jsonl, terminal
 
 from vase_cli.bench import records as bench
-from vase_cli.bench.tables import MEMORY, SPEED, TEXT
+from vase_cli.bench.rates import Rates
+from vase_cli.bench.tables import MEMORY, PARTS, SPEED, TEXT, WORKLOAD
 from vase_cli.engine.engine import StaticCache
 
 ENTRY = """\
@@ -39,7 +40,7 @@ def vase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     Path("zoo").mkdir()
     Path("zoo/little.yaml").write_text(ENTRY)
     Path("zoo/bare.yaml").write_text("hub_id: nobody/nothing\n")
-    monkeypatch.setattr(bench, "copy_bandwidth", lambda device: 2e9)
+    monkeypatch.setattr(bench, "measure_rates", lambda device, dtype: Rates(2e9, 1e9, 3e12))
     return shell
 
 
@@ -47,11 +48,15 @@ def little(*more: object) -> tuple[object, ...]:
     return ("bench", "--zoo", "zoo", "--shape", "little", *QUICK, *more)
 
 
+def served(*more: object) -> tuple[object, ...]:
+    return ("bench", "--zoo", "zoo", "--shape", "little", "--device", "cpu", "--window", "4", *more)
+
+
 def records(lines: list[str]) -> list[dict[str, Any]]:
     """The cells, after a look at the last line, which is the summary."""
     *cells, summary = map(json.loads, lines)
     assert summary["kind"] == "summary" and len(summary["cells"]) == len(cells)
-    assert all(cell["kind"] in ("cell", "text") for cell in cells)
+    assert all(cell["kind"] in ("cell", "text", "workload") for cell in cells)
     return cells
 
 
@@ -76,9 +81,16 @@ def records(lines: list[str]) -> list[dict[str, Any]]:
         (["--text", "30"], "a text of 30 tokens is too short: vase-attnv needs 36"),
         (["--text", "100", "--slots", "2"], "leave --slots and --context out"),
         (["--text", "100", "--context", "200"], "leave --slots and --context out"),
+        (["--workload", "short", "--context", "200"], "runs them whole: leave --context out"),
+        (["--workload", "short", "--text", "200"], "runs them whole: leave --text out"),
+        (["--workload", "shrt"], "--workload shrt: no such workload; give short, reasoning or a file"),
+        (["--workload", "none.jsonl"], "no such file: none.jsonl"),
+        (["--workload", "bad.jsonl"], "bad.jsonl:2: no field 'new_tokens'; fix or remove the line"),
+        (["--repeat", "2"], "--repeat is for a --workload: add one, or leave it out"),
+        (["--prefill", "2k"], "--prefill 2k: must be a whole number of tokens, at least 0"),
         (["--steps", "7"], "--steps 7: must be at least 8, two windows, so that every row is cut twice"),
         (["--warmup", "3"], "--warmup 3: must be at least 4, one window"),
-        (["--prefill=-1"], "Invalid value for '--prefill'"),
+        (["--prefill=-1"], "--prefill -1: must be a whole number of tokens, at least 0"),
         (["--memory", "0"], "--memory 0: must be a number of GiB above 0"),
         (["--memory", "nan"], "--memory nan: must be a number of GiB above 0"),
         (["--model", "qwen3-8b"], "--shape little and qwen3-8b: random weights or a real model, leave one out"),
@@ -96,7 +108,15 @@ def records(lines: list[str]) -> list[dict[str, Any]]:
 def test_bad_options_are_refused_in_one_line(vase: Shell, options: list[str], message: str) -> None:
     budget = () if options[0] == "--budget" else ("--budget", "16")
     method = () if options[0] in ("--method", "-o") else ("--method", "vase-attnv", "-o", "n_large=4")
-    assert message in vase.refused(*little(*budget, *method, *options))
+    Path("bad.jsonl").write_text('{"prompt_tokens": 7, "new_tokens": 3}\n{"prompt_tokens": 7}\n')
+    command = served if "--workload" in options else little
+    assert message in vase.refused(*command(*budget, *method, *options))
+
+
+@pytest.mark.parametrize("option", ["--steps=8", "--warmup=4", "--prefill=0"])
+def test_a_workload_has_no_steps_and_prefills_of_its_own(vase: Shell, option: str) -> None:
+    refusal = vase.refused(*served("--workload", "short", "--budget", "16", option))
+    assert f"--workload says how long texts are and runs them whole: leave {option.partition('=')[0]} out" in refusal
 
 
 def test_an_evicting_method_needs_a_budget(vase: Shell) -> None:
@@ -146,7 +166,7 @@ def test_the_table_and_what_is_going_on_are_on_stderr(vase: Shell) -> None:
     assert len(records(outcome.lines())) == 2
     lines = outcome.err.splitlines()
     assert lines[:3] == [
-        "cpu: copies move 2 GB/s",
+        "cpu: copies move 2 GB/s, reads 1 GB/s; products in float32 3.00 TFLOP/s",
         "1 of 2: random, budget 16, 2 slots, text of 32 tokens",
         "2 of 2: full, 2 slots, text of 32 tokens",
     ]
@@ -302,3 +322,54 @@ def test_thresholds_that_drawn_weights_do_not_have_are_said(vase: Shell) -> None
     assert "has no thresholds, so outliers are told by their count" in outcome.err
     (cell,) = records(outcome.lines())
     assert cell["status"] == "ok" and cell["method_options"]["outliers"] == "count"
+
+
+# --- workloads --------------------------------------------------------------------------------------------
+
+
+def test_a_workload_is_served_by_every_method_with_every_number_of_slots(vase: Shell) -> None:
+    Path("mine.jsonl").write_text(
+        '{"prompt_tokens": 9, "new_tokens": 12, "count": 3}\n{"prompt_tokens": 25, "new_tokens": 30}\n'
+    )
+    outcome = vase(
+        *served("--workload", "mine.jsonl", "--method", "random,full", "--budget", "16,20", "--slots", "1,auto"),
+        *("--repeat", "2", "--temperature", "0.6", "--top-p", "0.95"),
+    )
+    cells = records(outcome.lines())
+    assert [(cell["budget"], cell["method"], cell["slots"]) for cell in cells] == [
+        (budget, method, slots)
+        for budget, method in ((16, "random"), (None, "full"), (20, "random"))
+        for slots in (1, 4)
+    ]
+    for cell in cells:
+        assert (cell["kind"], cell["status"], cell["requests"]) == ("workload", "ok", 4)
+        assert (cell["prompt_tokens"], cell["new_tokens"], cell["longest_text"]) == (52, 66, 55)
+        assert len(cell["walls_s"]) == 2 and cell["sampling"]["temperature"] == 0.6
+        assert cell["decode_steps"] == (62 if cell["slots"] == 1 else 29)
+        assert (cell["cuts"] > 0) == (cell["method"] == "random")
+    summary = json.loads(outcome.lines()[-1])
+    assert (summary["workload"], summary["repeats"]) == ("mine.jsonl", 2) and "steps" not in summary
+    assert [cell["wall_s"] for cell in summary["cells"]] == [cell["wall_s"] for cell in cells]
+    lines = outcome.err.splitlines()
+    assert lines[1] == "1 of 6: random, budget 16, 1 slots, workload mine.jsonl"
+    assert lines[2] == "2 of 6: random, budget 16, the slots that fit, workload mine.jsonl"
+    titles = [place for place, line in enumerate(lines) if line.startswith("workload mine.jsonl, 4 requests; little")]
+    for title, headings in zip(titles, (WORKLOAD, PARTS), strict=True):
+        assert re.split(r"  +", lines[title + 1]) == list(headings)
+        assert lines[title + 2].split()[:3] == ["random", "16", "1"]
+
+
+def test_a_workload_takes_all_slots_that_fit_whatever_the_recipe_says(
+    vase: Shell, model_folder: Callable[..., Path]
+) -> None:
+    Path("mine.yaml").write_text(f"model: {model_folder('qwen3')}\nmethod: random\nbudget: 16\nslots: 2\nwindow: 4\n")
+    Path("mine.jsonl").write_text('{"prompt_tokens": 9, "new_tokens": 20, "count": 3}\n')
+    (cell,) = records(vase("bench", "--recipe", "mine.yaml", "--device", "cpu", "--workload", "mine.jsonl").lines())
+    assert (cell["status"], cell["slots"], cell["random_weights"], cell["decode_steps"]) == ("ok", 3, False, 19)
+
+
+def test_prefills_of_several_lengths_are_measured(vase: Shell) -> None:
+    (cell,) = records(
+        vase(*little("--method", "random", "--budget", "16", "--slots", "1", "--prefill", "10,0,25,900")).lines()
+    )
+    assert cell["prefill_tokens"] == [10, 25, 32] and len(cell["prefill_tokens_per_s"]) == 3

@@ -39,8 +39,8 @@ def test_a_machine_that_can_work(vase: Shell) -> None:
     found = findings(outcome)
     assert outcome.code == 0
     assert list(found) == [
-        "Python", "PyTorch", "memory", "GPU", "Triton", "FlashAttention2", "transformers", "huggingface-hub",
-        "datasets", "math-verify", "hub cache", "recipes that fit", "recipe taken",
+        "Python", "PyTorch", "memory", "GPU", "Triton", "compiled kernels", "FlashAttention2", "transformers",
+        "huggingface-hub", "datasets", "math-verify", "hub cache", "recipes that fit", "recipe taken",
     ]  # fmt: skip
     assert found["PyTorch"][1].startswith(torch.__version__)
     assert found["GPU"] == ("note", "PyTorch sees none: everything runs on the CPU")
@@ -124,6 +124,22 @@ def test_the_recipe_of_the_environment_is_the_one_taken(vase: Shell, monkeypatch
     outcome = vase("doctor", "--offline")
     assert outcome.code == 1
     assert findings(outcome)["recipe taken"] == ("bad", "no recipe 'qwen3-8bb'; did you mean 'qwen3-8b'?")
+
+
+def test_compiled_kernels_are_found_with_their_size(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = {name: Path.cwd().parent / name for name in ("triton", "inductor")}
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folders["triton"]))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folders["inductor"]))
+    folders["triton"].mkdir()
+    (folders["triton"] / "kernel.cubin").write_bytes(bytes(3 * 2**20))
+    kept = f"kept in {folders['triton']} (3.0 MiB) and {folders['inductor']} (0 B)"
+    assert findings(vase("doctor", "--offline"))["compiled kernels"] == ("ok", kept)
+    (folders["inductor"]).write_text("no folder")
+    outcome = vase("doctor", "--offline")
+    status, text = findings(outcome)["compiled kernels"]
+    assert outcome.code == 0 and status == "note"
+    assert text.startswith(f"{folders['inductor']} cannot be written (Not a directory): kernels are compiled anew")
+    assert text.endswith("set TORCHINDUCTOR_CACHE_DIR to a folder that can") and "TRITON" not in text
 
 
 def test_a_cache_that_cannot_be_written_is_bad(vase: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

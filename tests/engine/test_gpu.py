@@ -32,6 +32,7 @@ pytestmark = pytest.mark.gpu
 BACKENDS = ["sdpa", "flash_attention_2", "triton"]
 HAS_FLASH = importlib.util.find_spec("flash_attn") is not None
 GPU = torch.device("cuda", 0)
+MIXTURE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True}
 
 
 def backend_of(name: str):
@@ -160,12 +161,33 @@ def test_tokens_do_not_depend_on_neighbors_or_order(method: str, backend: str, m
     assert dict(itertools.chain.from_iterable(part.items() for part in alone)) == together
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.parametrize("layers_without_experts", [[], [0]])
+def test_tokens_of_a_mixture_do_not_depend_on_neighbors_or_order(
+    layers_without_experts: list[int], model_folder: Callable[..., Path]
+):
+    """Nor does a step wait for what its routers chose."""
+    folder = model_folder("qwen3_moe", head_dim=64, dtype="bfloat16", mlp_only_layers=layers_without_experts, **MIXTURE)
+    model = load_on_gpu(folder, "bfloat16")
+    requests = make_requests()
+    together = token_ids(make_engine(model, "vase-attnv", "triton"), requests)
+    engine = make_engine(model, "vase-attnv", "triton")
+    alone = [token_ids(engine, [requests[-1]])]  # compiled and captured
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        alone += [token_ids(engine, [request]) for request in requests[:-1]]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert dict(itertools.chain.from_iterable(part.items() for part in alone)) == together
+    assert engine._loop is not None and engine._loop._graph is not None
+
+
 @pytest.mark.parametrize(
     ("family", "way"),
-    [*itertools.product(["qwen3", "qwen2", "llama"], ["fused", "transformers"]), ("qwen3", "compiled")],
+    [*itertools.product(["qwen3", "qwen2", "llama", "qwen3_moe"], ["fused", "transformers"]), ("qwen3", "compiled")],
 )
 def test_full_gives_the_tokens_of_the_cpu_in_float32(family: str, way: str, model_folder: Callable[..., Path]):
-    folder = model_folder(family, hidden_size=64)
+    folder = model_folder(family, hidden_size=64, **(MIXTURE if family == "qwen3_moe" else {}))
     entry = ModelEntry("tiny", path=folder)
     on_cpu = load(entry, load_tokenizer(entry), "float32", torch.device("cpu"))
     greedy = {"sampling": SamplingParams()}

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,21 @@ def test_with_kernels_the_plan_is_what_an_h200_measured():
         make_plan(1, longest_prompt_tokens=tokens, kernels=True).prompt_bytes for tokens in (16_384, 32_768)
     )
     assert longer < 1.7 * long, "the MLP runs in pieces"
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_the_plan_of_a_mixture_holds_what_each_expert_makes_of_a_token(kernels: bool):
+    def prompt_bytes(facts: ModelFacts) -> int:
+        plan = plan_memory(
+            facts, qwen3_8b_cache, sampled=True, longest_prompt_tokens=8000, available_bytes=141 * GIB,
+            max_num_seqs=1, most_num_seqs=1, kernels=kernels,
+        )  # fmt: skip
+        return plan.prompt_bytes
+
+    mixture, more = (replace(FACTS, hidden=2048, mlp=6144, experts_per_token=places) for places in (8, 9))
+    assert prompt_bytes(mixture) > 8000 * 2 * (6144 + 8 * 2048)
+    assert prompt_bytes(more) - prompt_bytes(mixture) >= 8000 * 2 * 2048
+    assert prompt_bytes(mixture) > prompt_bytes(replace(mixture, experts_per_token=0))
 
 
 def test_the_sentence_adds_up_in_one_line():

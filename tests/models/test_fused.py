@@ -30,6 +30,15 @@ KINDS = {
     "qwen2": {},
     "llama": {"hidden_size": 64, "num_attention_heads": 4, "attention_bias": False},
     "mistral": {"hidden_size": 64, "sliding_window": None, "tie_word_embeddings": False},
+    "qwen3_moe": {
+        "layers": 3,
+        "head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
 }
 
 
@@ -111,8 +120,55 @@ def test_a_forward_that_disagrees_is_not_used(model_folder: Callable[..., Path],
         model.fuse()
 
 
-def test_a_long_prompts_mlp_runs_in_pieces(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
-    model = load_model(model_folder("qwen3"))
+@pytest.mark.parametrize("normalize", [False, True])
+def test_weights_of_experts_are_normalized_if_the_config_says_so(normalize: bool, model_folder: Callable[..., Path]):
+    folder = model_folder("qwen3_moe", **(KINDS["qwen3_moe"] | {"norm_topk_prob": normalize, "layers": 1}))
+    model = load_model(folder)
+    expected = token_ids(make_engine(model, "full", max_new_tokens=6), make_requests()[:2])
+    model.fuse()
+    assert token_ids(make_engine(model, "full", max_new_tokens=6), make_requests()[:2]) == expected
+
+
+def test_a_router_that_disagrees_is_not_used(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    """The forward itself is compared on the choices of transformers' routers, so it is the routers that must tell."""
+
+    def of_the_least_likely(logits: Tensor, count: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
+        return route(-logits, count, normalize=normalize)
+
+    from vase_cli.kernels import routing
+
+    route = routing.route
+    monkeypatch.setattr(routing, "route", of_the_least_likely)
+    model = load_model(model_folder("qwen3_moe", **KINDS["qwen3_moe"]))
+    with pytest.raises(FusionError, match=r"a router is .* off transformers' own"):
+        model.fuse()
+
+
+def test_experts_that_disagree_are_not_used(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    from vase_cli.kernels import routing
+
+    monkeypatch.setattr(routing, "join", lambda states, places, out: out.zero_())
+    model = load_model(model_folder("qwen3_moe", **KINDS["qwen3_moe"]))
+    with pytest.raises(FusionError, match=r"the fused forward is .* off transformers' own"):
+        model.fuse()
+
+
+def test_another_choice_between_experts_as_likely_is_no_disagreement(model_folder: Callable[..., Path]):
+    """A router of rows in equal pairs: transformers may take either of two, and the forward that follows is its own."""
+    model = load_model(model_folder("qwen3_moe", **(KINDS["qwen3_moe"] | {"num_experts_per_tok": 3})))
+    for layer in (model.model.model.layers[0], model.model.model.layers[2]):
+        layer.mlp.gate.weight.data[1::2] = layer.mlp.gate.weight.data[::2]
+        layer.mlp.gate.register_forward_hook(
+            lambda module, args, output: (output[0], output[1], output[2] // 2 * 2 + 1 - output[2] % 2)
+        )
+    model.fuse()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_a_long_prompts_mlp_runs_in_pieces(
+    family: str, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    model = load_model(model_folder(family, **KINDS[family]))
     model.fuse()
     requests = make_requests()[4:5]
     expected = token_ids(make_engine(model, "full", max_new_tokens=4), requests)

@@ -156,24 +156,25 @@ def test_other_families_give_the_tokens_of_transformers_generate(
 
 
 @pytest.mark.parametrize(
-    ("family", "keys", "expected"),
+    ("family", "keys", "expected", "experts"),
     [
-        ("qwen3", {}, 48),
-        ("qwen3_moe", {"num_experts_per_tok": 2, "moe_intermediate_size": 16}, 48),
-        ("qwen3_moe", {"num_experts_per_tok": 8, "moe_intermediate_size": 16}, 128),
-        ("mixtral", {"num_experts_per_tok": 2}, 96),
-        ("gpt2", {"intermediate_size": None}, 4 * 32),
+        ("qwen3", {}, 48, 0),
+        ("qwen3_moe", {"num_experts_per_tok": 2, "moe_intermediate_size": 16}, 48, 2),
+        ("qwen3_moe", {"num_experts_per_tok": 8, "moe_intermediate_size": 16}, 128, 8),
+        ("mixtral", {"num_experts_per_tok": 2}, 96, 2),
+        ("gpt2", {"intermediate_size": None}, 4 * 32, 0),
     ],
 )
 def test_the_mlp_that_is_planned_with_is_what_one_token_uses(
-    family: str, keys: dict[str, object], expected: int, tmp_path: Path
+    family: str, keys: dict[str, object], expected: int, experts: int, tmp_path: Path
 ):
     from transformers import AutoConfig
 
     common = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
     AutoConfig.for_model(family, **common).save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", **keys)
-    assert describe(ModelEntry("tiny", path=tmp_path), None, CPU).mlp == expected
+    facts = describe(ModelEntry("tiny", path=tmp_path), None, CPU)
+    assert (facts.mlp, facts.experts_per_token) == (expected, experts)
 
 
 @pytest.mark.parametrize("asked", ["float32", "bfloat16", "float16"])

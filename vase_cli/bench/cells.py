@@ -1,10 +1,12 @@
-"""The cells of a benchmark: one method, budget, number of slots and length of text each."""
+"""The cells of a benchmark: one method, budget and number of slots each, with texts of one length or a workload."""
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
+from vase_cli.bench.workloads import Workload
 from vase_cli.engine.factory import EngineFactory
-from vase_cli.engine.plan import GenerationLimits
+from vase_cli.engine.plan import GenerationLimits, RunPlan
 from vase_cli.errors import ConfigError
 
 LEAST_STEPS = 128  # measured steps by default, or the two windows that are needed at least
@@ -32,13 +34,58 @@ class Cell:
     limits: GenerationLimits  # budget and limit; the text's leaves room for the steps after ``context``
     slots: int | str  # a number, or "auto"
     context: int  # text tokens of every row when the steps begin
+    steps: Steps
+    prefill: tuple[int, ...] = ()  # tokens of the longest prompt of each measurement of prefills
     text: int | None = None  # tokens of the whole text, of which the steps are the end; None where the text goes on
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that is prefilled."""
+        return max(self.prefill, default=1)
+
+    @property
+    def planned_steps(self) -> int:
+        """Decode steps to come."""
+        return self.steps.total
 
     def title(self) -> str:
         """The cell in a few words."""
-        budget = "" if self.limits.budget is None else f", budget {self.limits.budget.tokens:,}"
         slots = f"{self.slots} slots" if self.text is None else "the slots that fit"
-        return f"{self.factory.plan.method}{budget}, {slots}, text of {self.text or self.context:,} tokens"
+        return f"{_method(self)}, {slots}, text of {self.text or self.context:,} tokens"
+
+    def shared(self) -> dict[str, Any]:
+        """What a summary says of all cells together."""
+        return {"warmup": self.steps.warm_up, "steps": self.steps.measured}
+
+
+@dataclass(frozen=True)
+class WorkloadCell:
+    """One line of the benchmark: model, method and settings, and requests from the first to the last token."""
+
+    factory: EngineFactory
+    limits: GenerationLimits
+    slots: int | str  # a number, or "auto"
+    workload: Workload
+    repeats: int = 1
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.workload.longest_prompt
+
+    @property
+    def planned_steps(self) -> int:
+        """Decode steps to come, at least."""
+        return self.repeats * max(request.new_tokens for request in self.workload.lengths)
+
+    def title(self) -> str:
+        """The cell in a few words."""
+        slots = "the slots that fit" if self.slots == "auto" else f"{self.slots} slots"
+        return f"{_method(self)}, {slots}, workload {self.workload.name}"
+
+    def shared(self) -> dict[str, Any]:
+        """What a summary says of all cells together."""
+        return {"workload": self.workload.name, "repeats": self.repeats}
 
 
 def make_steps(window: int, warm_up: int | None, measured: int | None) -> Steps:
@@ -55,21 +102,51 @@ def make_steps(window: int, warm_up: int | None, measured: int | None) -> Steps:
     return Steps(window if warm_up is None else warm_up, enough if measured is None else measured)
 
 
-def make_cell(factory: EngineFactory, slots: int | str, length: int, steps: Steps, *, of_text: bool = False) -> Cell:
+def make_cell(
+    factory: EngineFactory,
+    slots: int | str,
+    length: int,
+    steps: Steps,
+    *,
+    prefill: tuple[int, ...] = (),
+    of_text: bool = False,
+) -> Cell:
     """Make a cell whose steps begin at ``length`` tokens of text or, ``of_text``, end there with the slots that fit.
 
-    A ratio as budget is a share of ``length``. ConfigError for a text too short for a cut or too long for the model,
-    or a budget that cannot work.
+    A ratio as budget is a share of ``length``; no prompt of ``prefill`` is longer than the text as the steps begin.
+    ConfigError for a text too short for a cut or too long for the model, or a budget that cannot work.
     """
     plan, context = factory.plan, length - steps.total if of_text else length
-    limit, configured = context + steps.total, plan.facts.max_tokens
-    if configured is not None and limit > configured:
-        most = f"{plan.entry.name} is configured for {configured:,}; give a shorter --context or --text"
-        raise ConfigError(f"a text of {limit:,} tokens, steps included: {most}")
+    limit = context + steps.total
+    _check_configured(plan, limit, "steps included", "a shorter --context or --text")
     limits = replace(plan.limits(None, max_new_tokens=None, max_total_tokens=length), max_total_tokens=limit)
     least = 1 if limits.budget_tokens is None else limits.budget_tokens + plan.recipe.window
     if context < least:
         needs = f"{plan.method} needs {least + length - context:,} to be cut in all steps"
         hint = "give a longer --context or --text, or a smaller budget"
         raise ConfigError(f"a text of {length:,} tokens is too short: {needs}; {hint}")
-    return Cell(factory, limits, "auto", context, length) if of_text else Cell(factory, limits, slots, context)
+    prompts = tuple(dict.fromkeys(min(tokens, context) for tokens in prefill))
+    return Cell(factory, limits, "auto" if of_text else slots, context, steps, prompts, length if of_text else None)
+
+
+def make_workload_cell(factory: EngineFactory, slots: int | str, workload: Workload, repeats: int) -> WorkloadCell:
+    """Make a cell of a workload, of whose longest text a ratio as budget is a share.
+
+    ConfigError for a text too long for the model, or a budget that cannot work.
+    """
+    plan, longest = factory.plan, workload.longest_text
+    _check_configured(plan, longest, f"the longest of workload {workload.name}", "one with shorter texts")
+    limits = plan.limits(None, max_new_tokens=None, max_total_tokens=longest)
+    return WorkloadCell(factory, limits, slots, workload, repeats)
+
+
+def _check_configured(plan: RunPlan, tokens: int, which: str, instead: str) -> None:
+    configured = plan.facts.max_tokens
+    if configured is not None and tokens > configured:
+        most = f"{plan.entry.name} is configured for {configured:,}; give {instead}"
+        raise ConfigError(f"a text of {tokens:,} tokens, {which}: {most}")
+
+
+def _method(cell: Cell | WorkloadCell) -> str:
+    method, budget = cell.factory.plan.method, cell.limits.budget_tokens
+    return method if budget is None else f"{method}, budget {budget:,}"

@@ -1,4 +1,4 @@
-"""Measured runs of an engine: decode steps with all rows busy, and the prefill of one prompt."""
+"""Measured runs of an engine: decode steps with all rows busy."""
 
 import contextlib
 import gc
@@ -14,8 +14,6 @@ from vase_cli.bench.cells import Steps
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.requests import Completion, NewTokens, Notice, Request
 from vase_cli.errors import RunError
-
-_PREFILLS = 3
 
 
 class LoopTimes(NamedTuple):
@@ -63,35 +61,19 @@ def run_loop(engine: Engine, context: int, cached_tokens: Sequence[int], steps: 
     return LoopTimes(timer.step_ms()[measured], timer.cut_ms()[measured], loop_ms, notices)
 
 
-def prefill_speed(engine: Engine, prompt: tuple[int, ...]) -> float:
-    """Measure a prompt's prefill alone, in tokens a second: the median of several, after one to warm up."""
-    speeds = []
-    for number in range(1 + _PREFILLS):
-        stats, name = engine.stats, f"prompt {number}"
-        before_tokens, before_s = stats.prefill_tokens, stats.prefill_s
-        request = Request(name, prompt, name, ignore_eos=True)
-        with contextlib.closing(engine.stream([request])) as events:
-            for event in events:
-                if isinstance(event, Completion):
-                    raise RunError(event.error or f"{name} ended at once")
-                if stats.prefill_tokens > before_tokens:
-                    break
-        speeds.append((stats.prefill_tokens - before_tokens) / (stats.prefill_s - before_s))
-    return statistics.median(speeds[1:])
-
-
-def step_figures(times: LoopTimes, slots: int, read_bytes: float, bandwidth: float) -> dict[str, float | int]:
-    """Work out the figures of a loop with all slots busy, whose steps read ``read_bytes`` each."""
+def step_figures(times: LoopTimes, slots: int) -> dict[str, float | int]:
+    """Work out the figures of a loop with all slots busy."""
     count = len(times.step_ms)
-    mean_ms, median_ms = times.loop_ms / count, statistics.median(times.step_ms)
-    floor_ms = 1000.0 * read_bytes / bandwidth
+    mean_ms = times.loop_ms / count
     return {
-        "step_ms_median": median_ms,
-        "step_ms_p95": sorted(times.step_ms)[math.ceil(0.95 * count) - 1],
+        "step_ms_median": statistics.median(times.step_ms),
+        "step_ms_p95": percentile(times.step_ms, 0.95),
         "step_ms_mean": mean_ms,
         "tokens_per_s": 1000.0 * slots / mean_ms,
-        "floor_ms": floor_ms,
-        "ratio": mean_ms / floor_ms,
-        "ratio_median": median_ms / floor_ms,
         "cut_share": sum(times.cut_ms) / times.loop_ms,
     }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least of the values that so large a share of them does not exceed."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]

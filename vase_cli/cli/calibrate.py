@@ -9,6 +9,7 @@ import typer
 
 from vase_cli.cli import options
 from vase_cli.cli.output import AsJson, echo, print_json, print_tables
+from vase_cli.cli.startup import quick_imports
 from vase_cli.config.catalog import BUILT_IN, user_folder
 from vase_cli.errors import ConfigError, RunError, file_access, user_path
 
@@ -54,14 +55,15 @@ def calibrate(
     solved = asked or _only_task(own.tasks[0] if len(own.tasks) == 1 else _TASK)
     full = dataclasses.replace(own, method="full", method_options={}, budget=None, budgets={}, samples=1)
 
-    from vase_cli.calibration import calibrate as calibration
-    from vase_cli.calibration import validation
-    from vase_cli.calibration.table import calibration_table
-    from vase_cli.cli.progress import EvalProgress
-    from vase_cli.engine.factory import EngineFactory
-    from vase_cli.engine.plan import plan_run
-    from vase_cli.evaluation.comparison import comparison_tables
-    from vase_cli.evaluation.evaluate import prepare
+    with quick_imports(full.device):
+        from vase_cli.calibration import calibrate as calibration
+        from vase_cli.calibration import validation
+        from vase_cli.calibration.table import calibration_table
+        from vase_cli.cli.progress import EvalProgress
+        from vase_cli.engine.factory import EngineFactory
+        from vase_cli.engine.plan import plan_run
+        from vase_cli.evaluation.comparison import comparison_tables
+        from vase_cli.evaluation.evaluate import prepare
 
     factory = EngineFactory(plan_run(full, entry))
     destination = user_folder() / "zoo" if overrides.zoo is None else user_path(overrides.zoo, ConfigError)

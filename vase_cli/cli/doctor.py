@@ -14,9 +14,11 @@ import typer
 from vase_cli import hub, plugins
 from vase_cli.cli import options
 from vase_cli.cli.output import echo
+from vase_cli.compiled_files import kernel_folders
 from vase_cli.config.catalog import Catalog
 from vase_cli.config.default_recipe import PROMPTS, Candidates
 from vase_cli.config.resolve import check_option
+from vase_cli.device import available_ram_bytes, gpu_names, readable_bytes
 from vase_cli.errors import ConfigError, VaseError
 from vase_cli.runs.environment import library_version
 
@@ -85,8 +87,6 @@ def _torch(device: str) -> Generator[Finding, None, bool]:
     except ImportError as error:
         yield Finding("PyTorch", "bad", f"cannot be imported ({error}): pip install torch")
         return False
-    from vase_cli.device import available_ram_bytes, gpu_names, readable_bytes
-
     cuda = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     yield Finding("PyTorch", "ok", f"{torch.__version__}, {cuda}, {torch.get_num_threads()} CPU threads")
     yield Finding("memory", "ok", f"{readable_bytes(available_ram_bytes())} free")
@@ -98,12 +98,22 @@ def _torch(device: str) -> Generator[Finding, None, bool]:
         yield Finding("GPU", "bad" if device.startswith("cuda") else "note", missing)
     triton, missing = library_version("triton"), "is not installed: a GPU would be slow without it; pip install triton"
     yield Finding("Triton", "ok" if triton else "note", triton or missing)
+    yield _compiled_kernels()
     try:
         plugins.make("attention", "flash_attention_2").check(torch.device("cuda"), torch.bfloat16, 128)
         yield Finding("FlashAttention2", "ok", metadata.version("flash-attn"))
     except ConfigError as refusal:
         yield Finding("FlashAttention2", "note", str(refusal))
     return True
+
+
+def _compiled_kernels() -> Finding:
+    """Where compiled kernels are kept between runs, and how much they are by now."""
+    faults = [fault for folder in kernel_folders() if (fault := folder.fault())]
+    if faults:
+        return Finding("compiled kernels", "note", "; ".join(faults))
+    kept = [f"{folder.path} ({readable_bytes(folder.size_bytes())})" for folder in kernel_folders()]
+    return Finding("compiled kernels", "ok", f"kept in {' and '.join(kept)}")
 
 
 def _hub(silent: str | None) -> Generator[Finding, None, str | None]:

@@ -9,6 +9,7 @@ import typer
 
 from vase_cli.cli import options
 from vase_cli.cli.output import AsJson, echo, print_summary, print_tables
+from vase_cli.cli.startup import quick_imports
 from vase_cli.errors import ConfigError, user_path
 
 if TYPE_CHECKING:
@@ -54,12 +55,13 @@ def evaluate(
     named = named or resolve_tasks(compared[0].recipe.tasks, grader)
     _check_sources(named, data)
 
-    from vase_cli.cli.progress import EvalProgress
-    from vase_cli.engine.factory import EngineFactory
-    from vase_cli.engine.plan import plan_run
-    from vase_cli.evaluation.comparison import FinishedRun, comparison_tables
-    from vase_cli.evaluation.evaluate import evaluate as run_evaluation
-    from vase_cli.evaluation.evaluate import prepare
+    with quick_imports(compared[0].recipe.device):
+        from vase_cli.cli.progress import EvalProgress
+        from vase_cli.engine.factory import EngineFactory
+        from vase_cli.engine.plan import plan_run
+        from vase_cli.evaluation.comparison import FinishedRun, comparison_tables
+        from vase_cli.evaluation.evaluate import evaluate as run_evaluation
+        from vase_cli.evaluation.evaluate import prepare
 
     first, *others = [plan_run(recipe, entry) for recipe, entry in compared]
     factories = [shared := EngineFactory(first), *(EngineFactory(plan, beside=shared) for plan in others)]

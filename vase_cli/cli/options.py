@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from vase_cli.cli.output import echo, print_notes
+from vase_cli.cli.startup import quick_imports
 from vase_cli.config.budget import Ratio
 from vase_cli.config.catalog import Catalog, Resolved
 from vase_cli.config.default_recipe import Candidates
@@ -108,7 +109,10 @@ class Overrides:
         if named := os.environ.get("VASE_RECIPE"):
             return dataclasses.replace(self, recipe=named)
         changes = {"dtype": self.dtype and check_option("dtype", self.dtype), "think": self.think}
-        choice = Candidates.find(self.catalog(), self.device or "auto", changes).choose(tasks, or_own=or_own)
+        device = self.device or "auto"
+        with quick_imports(device):
+            import torch  # noqa: F401 - which knows the device
+        choice = Candidates.find(self.catalog(), device, changes).choose(tasks, or_own=or_own)
         echo(choice.line, err=True)
         return dataclasses.replace(self, recipe=choice.recipe)
 

@@ -9,6 +9,7 @@ import typer
 
 from vase_cli.cli import options
 from vase_cli.cli.output import AsJson, echo
+from vase_cli.cli.startup import quick_imports
 from vase_cli.config.default_recipe import PROMPTS
 from vase_cli.errors import ConfigError, DataError, RunError, decode_text, file_access, user_path
 
@@ -37,10 +38,11 @@ def run(
     prompts, out = _read_prompts(prompt, input_file), out and user_path(out, ConfigError)
     recipe, entry = options.with_budget(overrides.with_recipe(PROMPTS, or_own=True).resolve(overrides.changes()))
 
-    from vase_cli.cli import streaming
-    from vase_cli.engine.factory import EngineFactory
-    from vase_cli.engine.plan import plan_run
-    from vase_cli.evaluation.evaluate import evaluate
+    with quick_imports(recipe.device):
+        from vase_cli.cli import streaming
+        from vase_cli.engine.factory import EngineFactory
+        from vase_cli.engine.plan import plan_run
+        from vase_cli.evaluation.evaluate import evaluate
 
     factory = EngineFactory(plan_run(recipe, entry))
     task = _as_task(factory.plan, prompts, "command line" if input_file is None else str(input_file))

@@ -50,7 +50,13 @@ class Architecture:
             if (actual := getattr(config, name, None)) != expected:
                 raise ModelError(f"{where}: {name} is {actual}, in the zoo entry {expected}: not the same model")
 
-    def unread_expert_parameters(self, layers: int, tokens: int) -> int:
-        """Parameters of experts in ``layers`` layers that ``tokens`` tokens cannot reach; 0 for a dense model."""
-        unread = max(0, (self.experts or 0) - tokens * (self.experts_per_token or 0))
-        return layers * unread * 3 * self.hidden * (self.expert_mlp or 0)
+    def unread_expert_parameters(self, layers: int, tokens: int) -> float:
+        """Parameters of experts in ``layers`` layers that none of ``tokens`` tokens is routed to; 0 for a dense model.
+
+        The expected number where every token is routed to ``experts_per_token`` of the experts, each as likely as any
+        other: one is left out by all with a probability of (1 - experts_per_token / experts) ** tokens.
+        """
+        if self.experts is None or self.experts_per_token is None or self.expert_mlp is None:
+            return 0.0
+        unread = self.experts * (1 - self.experts_per_token / self.experts) ** tokens
+        return layers * unread * 3 * self.hidden * self.expert_mlp

@@ -20,6 +20,7 @@ _SAMPLED_BYTES_PER_LOGIT = 44  # logits and what sampling makes of them: float32
 _KERNEL_BYTES_PER_LOGIT = 4  # with kernels: logits in half precision, and what is left of them on the way to a token
 _PENALTY_BYTES_PER_LOGIT = 22  # which tokens were seen, and logits in float32 with what the penalty makes of them
 _KERNEL_PENALTY_BYTES_PER_LOGIT = 1  # which tokens were seen
+_ELEMENTS_PER_PAIR = 8  # of a token and one of its experts: where it stands among those of the expert, and its weight
 _PRODUCTS_WORKSPACE_BYTES = 32 * 2**20  # what the vendor's matrix products keep for themselves on a GPU
 
 
@@ -104,10 +105,14 @@ def plan_memory(
 def _prompt_bytes(facts: ModelFacts, shape: CacheShape, tokens: int, *, kernels: bool) -> int:
     """States and activations that exist at a time while a prompt is prefilled."""
     queries, states = shape.query_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+    # Of a dense MLP: gate, up and their product; of a mixture: the product, and what each expert of a token makes of
+    # it, by transformers beside a copy of the token's state, and scaled, and in another order.
+    of_experts = facts.experts_per_token * (facts.hidden + _ELEMENTS_PER_PAIR) * (1 if kernels else 4)
+    inner = facts.mlp + max(2 * facts.mlp, of_experts)
     if not kernels:
-        return tokens * shape.element_bytes * (4 * facts.hidden + 3 * facts.mlp + 2 * (queries + states))
+        return tokens * shape.element_bytes * (4 * facts.hidden + inner + 2 * (queries + states))
     attention = tokens * (2 * facts.hidden + 3 * queries + 2 * states)
-    mlp = tokens * (4 * facts.hidden + queries) + min(tokens, MLP_TOKENS_AT_ONCE) * 3 * facts.mlp
+    mlp = tokens * (4 * facts.hidden + queries) + min(tokens, MLP_TOKENS_AT_ONCE) * inner
     cut = KERNEL_PROMPT_BYTES if tokens > shape.tokens else 0
     return max(attention, mlp) * shape.element_bytes + cut
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from vase_cli import plugins
 from vase_cli.attention.base import AttentionBackend
+from vase_cli.compiled_files import keep_kernels
 from vase_cli.config.budget import Budget, cut_at, resolve_budget
 from vase_cli.config.method_options import make_method
 from vase_cli.config.schema import ModelEntry, Recipe, SamplingParams
@@ -209,6 +210,8 @@ def plan_run(
             policy = replace(policy, **counting)
             counted = f"{entry.name} has no thresholds, so outliers are told by their count"
             notes += (f"warning: {method}: {counted}; `vase calibrate` makes thresholds",)
+    if device.type == "cuda" or recipe.compile == "on":
+        notes += keep_kernels()
     ops = select_ops(device.torch)
     return RunPlan(recipe, entry, method, device, ops, facts, backend, policy, thresholds, notes, files, weights)
 

@@ -57,6 +57,17 @@ class StepTimer:
         """Forget the times so far."""
         self._steps, self._cuts = [], []
 
+    def take(self, under_way: int = 0) -> tuple[float, float]:
+        """Seconds of steps without their cuts, and of cuts; forgets those steps, of which the last stay for later.
+
+        ``under_way`` is the number of steps that stay, as the device may not have done them yet.
+        """
+        done = max(0, len(self._cuts) - under_way)
+        steps_ms = sum(milliseconds(step, cut) for step, (cut, _) in zip(self._steps[:done], self._cuts, strict=False))
+        cuts_ms = sum(milliseconds(*marks) for marks in self._cuts[:done])
+        del self._steps[:done], self._cuts[:done]
+        return steps_ms / 1000.0, cuts_ms / 1000.0
+
     def step_ms(self) -> list[float]:
         """Milliseconds of each step: from its start to the next one's, so that a device that waits is counted too.
 

@@ -6,7 +6,6 @@ that operation through a context variable, as an operation takes tensors and num
 Shapes: B rows, Hq query heads, H KV heads, D head dim, V vocabulary.
 """
 
-import os
 from collections.abc import Callable
 from contextvars import ContextVar
 
@@ -36,10 +35,6 @@ class CompiledForward:
     """A decode step, token ids and positions, (B, 1) int64, to logits, (B, V), whose attention calls :func:`attend`."""
 
     def __init__(self, forward: Callable[[Tensor, Tensor], Tensor]) -> None:
-        import platformdirs
-
-        caches = platformdirs.user_cache_path("vase", appauthor=False)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "torchinductor"))
         self._forward = torch.compile(forward, dynamic=False, fullgraph=True)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:

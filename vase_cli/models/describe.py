@@ -31,6 +31,7 @@ class ModelFacts:
     dtype: str  # of the loaded weights
     max_tokens: int | None  # the longest text that positions are configured for; None if the config has none
     embedding_bytes: int = 0  # of ``weights_bytes``, those of an embedding that is not also the head
+    experts_per_token: int = 0  # K, of a mixture of experts; 0 for a dense model
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -92,6 +93,7 @@ def describe(
         vocabulary=int(config.vocab_size),
         hidden=int(config.hidden_size),
         mlp=_mlp_width(config),
+        experts_per_token=int(getattr(config, "num_experts_per_tok", None) or 0),
         weights_bytes=total * element_bytes,
         parameters=total,
         dtype=dtype,

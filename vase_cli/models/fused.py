@@ -10,16 +10,19 @@ stream, M width of the MLP, Hq query heads, H KV heads, D head dim.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from vase_cli.models.experts import Choice, Router, is_mixture, is_stacked, mixture, recorded_choices, take_router
 from vase_cli.models.step import DecodeStep, ForwardStep
 
-FAMILIES = frozenset({"Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"})
+FAMILIES = frozenset(
+    {"Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Qwen3MoeForCausalLM"}
+)
 MLP_TOKENS_AT_ONCE = 8192  # the MLP of a long prompt runs in pieces of so many tokens: its activations are the widest
 _PROBE_TOKENS = 24
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -27,7 +30,7 @@ _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e
 
 @dataclass(frozen=True)
 class _Layer:
-    """One layer's weights: norms (E,), projections (outputs, inputs)."""
+    """One layer's weights: norms (E,), projections (outputs, inputs); a router's experts have theirs stacked."""
 
     input_norm: Tensor
     mlp_norm: Tensor
@@ -38,6 +41,7 @@ class _Layer:
     output: Tensor
     gate_up: Tensor
     down: Tensor
+    router: Router | None
 
 
 class FusionError(Exception):
@@ -114,6 +118,20 @@ class FusedForward:
 
         return self._linear(self._through_layers(tokens, attend, last_only=False), self._lm_head)
 
+    def prefill_as_chosen(self, token_ids: Tensor, step: ForwardStep, choices: dict[int, Choice]) -> Tensor:
+        """As :meth:`prefill`, with the experts that transformers' routers chose, by layer."""
+        own = self._layers
+        self._layers = [_following(layer, choices.get(number)) for number, layer in enumerate(own)]
+        try:
+            return self.prefill(token_ids, step)
+        finally:
+            self._layers = own
+
+    def routers_error(self, choices: dict[int, Choice]) -> float:
+        """How far the router that differs most is off those choices, relatively; 0 without routers."""
+        routers = [(number, layer.router) for number, layer in enumerate(self._layers) if layer.router is not None]
+        return max((router.error(choices[number]) for number, router in routers), default=0.0)
+
     def _through_layers(
         self, token_ids: Tensor, attend: Callable[[int, _Layer, Tensor], Tensor], *, last_only: bool
     ) -> Tensor:
@@ -139,6 +157,9 @@ class FusedForward:
 
         pieces = []
         for piece in normed.split(MLP_TOKENS_AT_ONCE):
+            if layer.router is not None:
+                pieces.append(mixture(piece, layer.router, layer.gate_up, layer.down))
+                continue
             gate_up = self._linear(piece, layer.gate_up)
             activated = gate_up.new_empty((piece.shape[0], gate_up.shape[1] // 2))
             silu_multiply(gate_up, activated)
@@ -166,14 +187,18 @@ def fuse(model: Any, reference: Callable[[Tensor, Tensor, ForwardStep], Tensor])
         vocabulary = model.model.embed_tokens.weight.shape[0]
         positions = torch.arange(_PROBE_TOKENS, device=model.device)
         token_ids = positions * 7919 % vocabulary
-        expected = reference(token_ids[None], positions[None], step).float()
+        with recorded_choices(model) as choices:
+            expected = reference(token_ids[None], positions[None], step).float()
     with torch.no_grad():
         forward = FusedForward(model)
     with torch.inference_mode():
-        got = forward.prefill(token_ids, step).float()
+        got = forward.prefill_as_chosen(token_ids, step, choices).float()
         error = float((got - expected).norm() / expected.norm())
+        routers_error = forward.routers_error(choices)
     if not error <= _PROBE_TOLERANCE[model.dtype]:
         raise FusionError(f"the fused forward is {error:.1%} off transformers' own")
+    if not routers_error <= _PROBE_TOLERANCE[model.dtype]:
+        raise FusionError(f"a router is {routers_error:.1%} off transformers' own")
     return forward
 
 
@@ -195,11 +220,14 @@ def _check_fusible(model: Any) -> None:
         raise FusionError(f"the layers of {name} are not known here")
     if model.config.hidden_act != "silu":
         raise FusionError(f"its MLP uses {model.config.hidden_act}")
-    attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
+    attention, mlps = model.model.layers[0].self_attn, [layer.mlp for layer in model.model.layers]
     head_dim = attention.head_dim
     if head_dim & (head_dim - 1) or not 16 <= head_dim <= 256:
         raise FusionError(f"its head dim is {head_dim}")
-    if any(part.bias is not None for part in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
+    if not all(is_stacked(mlp) for mlp in mlps if is_mixture(mlp)):
+        raise FusionError("its experts are not stacked")
+    dense = [part for mlp in mlps if not is_mixture(mlp) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
+    if any(part.bias is not None for part in (attention.o_proj, *dense)):
         raise FusionError("its projections have biases")
     if model.lm_head.bias is not None:
         raise FusionError("its lm_head has a bias")
@@ -207,6 +235,7 @@ def _check_fusible(model: Any) -> None:
 
 def _take_layer(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
+    sparse = is_mixture(mlp)
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     biases = [projection.bias for projection in projections]
     return _Layer(
@@ -217,9 +246,16 @@ def _take_layer(layer: Any) -> _Layer:
         query_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
         key_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
         output=attention.o_proj.weight,
-        gate_up=_merge([mlp.gate_proj, mlp.up_proj]),
-        down=mlp.down_proj.weight,
+        gate_up=mlp.experts.gate_up_proj if sparse else _merge([mlp.gate_proj, mlp.up_proj]),
+        down=mlp.experts.down_proj if sparse else mlp.down_proj.weight,
+        router=take_router(mlp) if sparse else None,
     )
+
+
+def _following(layer: _Layer, choice: Choice | None) -> _Layer:
+    if layer.router is None or choice is None:
+        return layer
+    return replace(layer, router=layer.router.following(choice))
 
 
 def _merge(projections: list[nn.Linear]) -> Tensor:

@@ -1,12 +1,13 @@
 """Load a model's weights."""
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from vase_cli.config.schema import ModelEntry
 from vase_cli.errors import ModelError
-from vase_cli.models.describe import describe, loading_errors, location, quiet, read_config
+from vase_cli.models.describe import ModelFacts, describe, loading_errors, location, quiet, read_config
 from vase_cli.models.language_model import INTERFACE, LanguageModel
+from vase_cli.models.rehearsal import rehearsal
 from vase_cli.models.tokenizer import ChatTokenizer
 
 
@@ -14,6 +15,14 @@ def load(entry: ModelEntry, tokenizer: ChatTokenizer, dtype: str | None, device:
     """Load the weights; ``dtype`` and ModelError as in :func:`describe`, also for missing or misshapen weights."""
     config = read_config(entry)
     facts = describe(entry, dtype, device, config)
+    where = location(entry)
+    with rehearsal(config, facts, device):
+        model = _read(entry, config, facts).eval().to(device)
+    return LanguageModel(facts, model, _eos_token_ids(model, tokenizer, where), device, where)
+
+
+def _read(entry: ModelEntry, config: PreTrainedConfig, facts: ModelFacts) -> PreTrainedModel:
+    """The model on the CPU; ModelError unless its files hold exactly the tensors of the config."""
     where = location(entry)
     with quiet(), loading_errors(entry):
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -34,8 +43,8 @@ def load(entry: ModelEntry, tokenizer: ChatTokenizer, dtype: str | None, device:
     if mismatched := sorted(info["mismatched_keys"]):
         name, stored, expected = mismatched[0]
         raise ModelError(f"{where}: {name} is {tuple(stored)} in the weights, {tuple(expected)} by the config")
-    model = model.eval().to(device)
-    return LanguageModel(facts, model, _eos_token_ids(model, tokenizer, where), device, where)
+    loaded: PreTrainedModel = model
+    return loaded
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: ChatTokenizer, where: str) -> frozenset[int]:
