@@ -115,7 +115,7 @@ def test_any_vocabulary(vocabulary: int):
         assert_draws_as_torch(logits, params)
 
 
-@pytest.mark.parametrize("params", SETTINGS, ids=str)
+@pytest.mark.parametrize("params", FROM_MANY, ids=str)
 def test_no_setting_is_left_to_torch(params: SamplingParams, monkeypatch: pytest.MonkeyPatch):
     logits = draw(2, 700, seed=10).to(DEVICE)
     expected = by_torch(logits, params)

@@ -9,7 +9,7 @@ ends, nearly always at the first token or the second.
 
 A row is cut into blocks. The first pass leaves each block's peak and sum of weights; the second the best token of each
 block that could be drawn at all, which of most vocabularies are few; and then one program for each row asks. It reads
-only blocks whose peak ranks above the token asked for. All sums are over fixed places in a fixed order.
+only where a block's peak ranks above the token asked for. All sums are over fixed places in a fixed order.
 """
 
 import math
@@ -26,9 +26,12 @@ from vase_cli.kernels._ranks import LOWEST_RANK, rank, ranked_index
 _NOISE_RANGE = 26.0  # no two numbers of the noise differ by as much: it lies between -2.82 and 22.88
 _MARGIN = 0.01  # of log weights, above what rounding makes of them
 
-_BLOCK = 2048  # tokens that one program reads at a time
-_WARPS = 8
-_CHOOSING_WARPS = 8  # of the one program for each row
+_BLOCK = 1024  # tokens that one program reads in a pass over the logits
+_WARPS = 4
+_WEIGHED = tl.constexpr(4096)  # tokens that the one program for a row weighs at a time: some blocks
+_DRAWN = tl.constexpr(1024)  # tokens that it draws from at a time, a block: noise takes longer than to read
+_CHOOSING_WARPS = 8
+_NO_MORE = tl.constexpr(0x7FFFFFFF)
 
 
 def draw(
@@ -101,7 +104,7 @@ def _draw_blocks(
         stream = _stream(keys, keys_stride, positions, positions_stride, row)
         token_ids = number * block + tl.arange(0, block)
         log_weights = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_ids), temperature)
-        best = tl.max(_ranked(log_weights + _noise(stream, token_ids), token_ids, vocabulary), axis=0)
+        best = tl.max(_ranked(log_weights + _noise(stream, token_ids), token_ids, token_ids < vocabulary), axis=0)
     tl.store(bests + row * blocks + number, best)
 
 
@@ -118,6 +121,7 @@ def _choose(
     largest, total, row_is_finite = _of_row(peaks, sums + row * blocks, blocks, padded_blocks)
     numbers = tl.arange(0, padded_blocks)
     best = tl.max(tl.load(bests + row * blocks + numbers, mask=numbers < blocks, other=LOWEST_RANK), axis=0)
+    peaks = _ranked(tl.load(peaks + numbers, mask=numbers < blocks, other=-float("inf")), 0, numbers < blocks)
     floor = tl.full((), LOWEST_RANK, tl.int64)  # at or below it is no candidate
     if row_is_finite & (candidates < vocabulary):
         ceiling = rank(largest, 0)
@@ -168,35 +172,44 @@ def _noise(stream, token_ids):
 
 
 @triton.jit
-def _ranked(values, token_ids, vocabulary):
-    """Ranks of tokens by a value; the lowest of all where there is no token."""
-    return tl.where(token_ids < vocabulary, rank(values, token_ids), LOWEST_RANK)
+def _ranked(values, indices, held):
+    """Ranks of values; the lowest of all where none is held."""
+    return tl.where(held, rank(values, indices), LOWEST_RANK)
+
+
+@triton.jit
+def _next_tile(peaks, floor, tile, blocks_of_tile: tl.constexpr):
+    """The next tile with a block whose peak ranks above a floor, or _NO_MORE."""
+    tiles = tl.arange(0, peaks.shape[0]) // blocks_of_tile
+    return tl.min(tl.where((peaks > floor) & (tiles > tile), tiles, _NO_MORE), axis=0)
 
 
 @triton.jit
 def _above(logits, seen, penalty, vocabulary, temperature, peaks, largest, floor, block: tl.constexpr):
     """How many tokens rank above a floor, and the sum of their weights."""
-    counts = tl.zeros([block], tl.int32)
-    weights = tl.zeros([block], tl.float32)
-    for number in tl.range(0, tl.cdiv(vocabulary, block)):
-        if rank(tl.load(peaks + number), 0) > floor:
-            token_ids = number * block + tl.arange(0, block)
-            log_weights = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_ids), temperature)
-            above = _ranked(log_weights, token_ids, vocabulary) > floor
-            counts += above.to(tl.int32)
-            weights += tl.where(above, tl.exp(log_weights - largest), 0.0)
+    counts = tl.zeros([_WEIGHED], tl.int32)
+    weights = tl.zeros([_WEIGHED], tl.float32)
+    tile = _next_tile(peaks, floor, -1, _WEIGHED // block)
+    while tile != _NO_MORE:
+        token_ids = tile * _WEIGHED + tl.arange(0, _WEIGHED)
+        log_weights = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_ids), temperature)
+        above = _ranked(log_weights, token_ids, token_ids < vocabulary) > floor
+        counts += above.to(tl.int32)
+        weights += tl.where(above, tl.exp(log_weights - largest), 0.0)
+        tile = _next_tile(peaks, floor, tile, _WEIGHED // block)
     return tl.sum(counts, axis=0), tl.sum(weights, axis=0)
 
 
 @triton.jit
 def _best_above(logits, seen, penalty, vocabulary, temperature, peaks, stream, floor, block: tl.constexpr):
     """The rank of the best score of the tokens that rank above a floor."""
-    bests = tl.full([block], LOWEST_RANK, tl.int64)
-    for number in tl.range(0, tl.cdiv(vocabulary, block)):
-        if rank(tl.load(peaks + number), 0) > floor:
-            token_ids = number * block + tl.arange(0, block)
-            log_weights = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_ids), temperature)
-            scores = _ranked(log_weights + _noise(stream, token_ids), token_ids, vocabulary)
-            above = _ranked(log_weights, token_ids, vocabulary) > floor
-            bests = tl.maximum(bests, tl.where(above, scores, LOWEST_RANK))
+    bests = tl.full([_DRAWN], LOWEST_RANK, tl.int64)
+    tile = _next_tile(peaks, floor, -1, _DRAWN // block)
+    while tile != _NO_MORE:
+        token_ids = tile * _DRAWN + tl.arange(0, _DRAWN)
+        log_weights = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_ids), temperature)
+        scores = log_weights + _noise(stream, token_ids)
+        above = _ranked(log_weights, token_ids, token_ids < vocabulary) > floor
+        bests = tl.maximum(bests, _ranked(scores, token_ids, above))
+        tile = _next_tile(peaks, floor, tile, _DRAWN // block)
     return tl.max(bests, axis=0)
