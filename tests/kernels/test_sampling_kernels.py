@@ -143,10 +143,10 @@ def test_a_repetition_penalty_gives_the_draws_of_penalized_logits(
 
 
 @pytest.mark.parametrize("slope", [0.0, 1e-6, 1e-3, 1.0])
-@pytest.mark.parametrize("top_p", [1e-6, 1e-3, 0.0713])
-def test_a_draw_that_is_refused_again_and_again_ends_in_the_few_that_are_left(slope: float, top_p: float):
-    logits = (slope * torch.arange(9000, 0, -1).float()).expand(2, -1).to(DEVICE)
-    assert_draws_as_torch(logits, SamplingParams(temperature=1.0, top_p=top_p))
+@pytest.mark.parametrize("filters", [{"top_p": 1e-6}, {"top_p": 1e-3}, {"top_p": 0.0713}, {"min_p": 0.917}], ids=str)
+def test_a_draw_that_is_refused_again_and_again_ends_in_the_few_that_are_left(slope: float, filters: dict[str, float]):
+    logits = (slope * torch.arange(9000, 0, -1).float()).expand(4, -1).to(DEVICE)
+    assert_draws_as_torch(logits, SamplingParams(temperature=1.0, **filters))  # type: ignore[arg-type]
 
 
 def test_a_temperature_that_leaves_no_finite_weight_still_draws_a_token():
