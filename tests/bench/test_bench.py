@@ -21,7 +21,7 @@ from vase_cli.device import gpu_names
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.factory import MOST_NUM_SEQS, EngineFactory
-from vase_cli.engine.plan import GenerationLimits, plan_run
+from vase_cli.engine.plan import Demand, plan_run
 from vase_cli.engine.requests import NewTokens, Request
 from vase_cli.errors import ConfigError, RunError
 
@@ -38,7 +38,7 @@ def make_text_cell(factory: EngineFactory, text: int) -> Cell:
 
 def make_engine(factory: EngineFactory, slots: int, context: int) -> Engine:
     cell = make_cell(factory, slots, context, STEPS)
-    return factory.engine(cell.limits, max_num_seqs=slots, longest_prompt_tokens=context, timed=True)
+    return factory.engine(Demand(cell.limits, context), max_num_seqs=slots, timed=True)
 
 
 # --- the cells --------------------------------------------------------------------------------------------
@@ -271,9 +271,9 @@ def test_an_engine_is_gone_before_the_next_cell(short_of_memory: bool, monkeypat
     caches: list[weakref.ref[Any]] = []
     make = EngineFactory.engine
 
-    def watched(self: EngineFactory, limits: GenerationLimits, **settings: Any) -> Engine:
+    def watched(self: EngineFactory, demand: Demand, **settings: Any) -> Engine:
         assert [cache() for cache in caches] == [None] * len(caches)
-        engine = make(self, limits, **settings)
+        engine = make(self, demand, **settings)
         caches.append(weakref.ref(engine.cache))
         vars(engine)["itself"] = engine  # a cycle, which only the collector takes apart
         return engine
@@ -331,7 +331,7 @@ def test_gain_over_full_at_equal_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_text_of_which_full_does_not_fit_has_no_gain() -> None:
-    measured = Bench(CPU, torch.float32, memory_bytes=500_000)
+    measured = Bench(CPU, torch.float32, memory_bytes=300_000)
     full = measured.measure(make_text_cell(make_factory("full"), 480))
     other = measured.measure(make_text_cell(make_factory(), 480))
     assert (full["status"], full["gain"]) == (OUT_OF_MEMORY, None)

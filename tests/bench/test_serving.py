@@ -38,7 +38,7 @@ def make_cell(
 
 def make_engine(factory: EngineFactory, slots: int = 2) -> Engine:
     cell = make_cell(factory)
-    return factory.engine(cell.limits, max_num_seqs=slots, longest_prompt_tokens=cell.longest_prompt, timed=True)
+    return factory.engine(cell.demand, max_num_seqs=slots, timed=True)
 
 
 def test_steps_hold_the_rows_and_tokens_that_the_engine_attends_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,10 +123,13 @@ def test_a_record_of_a_workload_adds_up() -> None:
     assert record["planned_bytes"] > record["cache_bytes"] > 0 and record["peak_bytes"] > 0
 
 
-def test_every_slot_that_fits_but_no_more_than_requests() -> None:
+def test_auto_takes_what_fits_but_no_more_slots_than_shorten_the_workload() -> None:
     bench = Bench(CPU, torch.float32)
     record = bench.measure(make_cell(make_factory(), "auto"))
-    assert record["slots"] == record["slots_fit"] == 5
+    assert (record["slots"], record["slots_fit"]) == (3, 5)
+    assert record["decode_steps"] < 1.2 * max(MIXED.lengths, key=lambda text: text.new_tokens).new_tokens
+    evenly = Workload("even", (Lengths(10, 6),) * 4)
+    assert bench.measure(make_cell(make_factory(), "auto", evenly))["slots"] == 4
     of_three = bench.measure(make_cell(make_factory("full"), 3))["planned_bytes"]
     less = Bench(CPU, torch.float32, memory_bytes=round(of_three / 0.9) + 100)
     record = less.measure(make_cell(make_factory("full"), "auto"))

@@ -199,7 +199,7 @@ def test_tokens_are_the_same_as_without_calibration(model_folder: Callable[..., 
     found = calibrated(folder, problems, tmp_path / "out")
     factory = a_factory(folder)
     job = Job(factory, the_task(factory, problems))
-    engine = factory.engine(job.task.limits, max_num_seqs=3, longest_prompt_tokens=job.longest)
+    engine = factory.engine(job.demand, max_num_seqs=3)
     expected = {text.request.id: list(text.token_ids) for text in engine.generate(job.missing(()))}
     assert {text["id"]: text["token_ids"] for text in read_jsonl(found.path / "texts.jsonl")} == expected
     assert len({len(tokens) for tokens in expected.values()}) > 1

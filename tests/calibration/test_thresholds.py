@@ -18,7 +18,7 @@ from vase_cli.config.resolve import load_entry
 from vase_cli.config.schema import ModelEntry, ModelShape, Recipe
 from vase_cli.config.threshold_facts import entry_text, entry_to_write, parse_rule, read_facts, write_entry
 from vase_cli.engine.factory import EngineFactory
-from vase_cli.engine.plan import RunPlan, plan_run
+from vase_cli.engine.plan import Demand, RunPlan, plan_run
 from vase_cli.engine.requests import Request
 from vase_cli.errors import ConfigError, DataError, VaseError
 from vase_cli.eviction._scores import value_range
@@ -442,7 +442,7 @@ class TestPlan:
             path = None if values is None else written(tmp_path, entry, values).thresholds
             plan = self.make(folder, path, method_options=options)
             limits = plan.limits(None, max_new_tokens=60, max_total_tokens=200)
-            engine = EngineFactory(plan).engine(limits, max_num_seqs=2, longest_prompt_tokens=60)
+            engine = EngineFactory(plan).engine(Demand(limits, 60), max_num_seqs=2)
             requests = [Request(str(number), prompt, str(number)) for number, prompt in enumerate(prompts)]
             return [text.token_ids for text in sorted(engine.generate(requests), key=lambda text: text.request.id)]
 

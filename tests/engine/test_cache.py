@@ -1,12 +1,14 @@
 """The static cache against plain Python lists."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from helpers.caches import CPU, FIELDS, SHAPE, filled, snapshot, stored_anyhow
 
 from vase_cli.engine.cache import CacheShape, StaticCache
+from vase_cli.errors import ConfigError
 from vase_cli.kernels.ops import TorchOps
 
 
@@ -145,6 +147,56 @@ def test_a_cache_without_a_ring_takes_no_queries():
     cache.keep_queries(0, torch.ones(4, 4, 6), torch.arange(4))
     cache.write_queries(0, 0, torch.ones(2, 4, 6), 0)
     assert cache.queries is None
+
+
+RAGGED = replace(SHAPE, query_window=0, cut=False, tokens=7, row_tokens=(7, 5, 5, 1))
+
+
+def test_rows_of_different_lengths_stand_behind_each_other_and_take_what_they_hold():
+    cache = StaticCache(RAGGED, torch.float32, CPU, TorchOps())
+    assert cache.keys.shape == cache.values.shape == (3, 18, 2, 6)
+    assert cache.row_starts is not None and cache.row_starts.tolist() == [0, 7, 12, 17, 18]
+    held = [cache.keys, cache.values, cache.lengths, cache.row_starts, cache.slot_mapping, cache.positions]
+    assert RAGGED.bytes == sum({part.data_ptr(): part.untyped_storage().nbytes() for part in held}.values())
+    assert RAGGED.kv_bytes == cache.keys.nbytes + cache.values.nbytes == 18 * RAGGED.token_bytes
+    uniform = StaticCache(replace(RAGGED, row_tokens=None), torch.float32, CPU, TorchOps())
+    for row, tokens in ((2, 5), (0, 6), (3, 1)):
+        keys, values = torch.randn(3, tokens, 2, 6), torch.randn(3, tokens, 2, 6)
+        for one in (cache, uniform):
+            one.reset(row)
+            one.write(slice(0, 3), row, keys, values)
+    active, new = torch.tensor([1, 1, 0, 0], dtype=torch.int32), torch.randn(2, 4, 2, 6)
+    for one in (cache, uniform):
+        one.lengths.copy_(torch.tensor([6, 0, 5, 1]))
+        one.append(1, *new, active)
+    for row, tokens in enumerate(RAGGED.row_tokens or ()):
+        for got, expected in zip(cache.states(row), uniform.states(row), strict=True):
+            assert torch.equal(got, expected[:, :tokens])
+        assert torch.equal(cache.positions[1, row, 0], torch.arange(7))
+
+
+def test_a_row_among_others_of_different_lengths_is_cleared_alone():
+    cache = StaticCache(RAGGED, torch.float32, CPU, TorchOps())
+    cache.keys.fill_(1.0)
+    cache.values.fill_(2.0)
+    cache.values[2, 13] = torch.nan
+    assert [cache.first_bad_layer(row, 1) for row in range(4)] == [3, 3, 3, 3]
+    assert cache.first_bad_layer(2, 2) == 2
+    cache.clear(2)
+    for states in (cache.keys, cache.values):
+        assert not states[:, 12:17].any() and states[:, :12].all() and states[:, 17:].all()
+
+
+def test_a_row_takes_no_text_longer_than_itself():
+    for row, tokens in enumerate((7, 5, 5, 1)):
+        assert RAGGED.holds(row, tokens) and not RAGGED.holds(row, tokens + 1)
+    assert SHAPE.holds(3, 11) and not SHAPE.holds(3, 12)
+    for shape, longest in ((RAGGED, 7), (SHAPE, 11)):
+        shape.check(longest)
+        with pytest.raises(
+            ConfigError, match=f"may come to {longest + 1} tokens, and the longest row holds {longest};"
+        ):
+            shape.check(longest + 1)
 
 
 def test_clear_zeroes_one_rows_states_and_leaves_the_others():

@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from vase_cli.config.schema import ModelEntry, SamplingParams
 from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 from vase_cli.engine.engine import Engine
-from vase_cli.engine.plan import EngineSettings
+from vase_cli.engine.plan import Demand, EngineSettings, GenerationLimits
 from vase_cli.engine.requests import Completion, Notice
 from vase_cli.engine.sampling import sample
 from vase_cli.eviction.base import CacheView
@@ -159,6 +160,25 @@ def test_tokens_do_not_depend_on_neighbors_or_order(method: str, backend: str, m
     engine = make_engine(model, method, backend)
     alone = [token_ids(engine, [request]) for request in requests]
     assert dict(itertools.chain.from_iterable(part.items() for part in alone)) == together
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("slots", [4, 9])
+def test_a_text_is_the_same_in_rows_of_any_length(slots: int, fused: bool, model_folder: Callable[..., Path]):
+    model = load_on_gpu(model_folder("qwen3", head_dim=64, dtype="bfloat16"), "bfloat16", fused=fused)
+    limits = (300, 40, 3, 3, 21, 40, 5, 11, 130)
+    requests = [replace(one, max_new_tokens=limit) for one, limit in zip(make_requests(), limits, strict=True)]
+    demand = Demand.of(GenerationLimits(None, None, 400), requests)
+    needs = tuple(need.text_tokens for need in demand.needs or ())
+    changes = {"max_num_seqs": slots, "max_new_tokens": None, "max_total_tokens": needs[0]}
+    uniform = make_engine(model, "full", "triton", **changes)
+    ragged = make_engine(model, "full", "triton", **changes, text_tokens=needs)
+    assert uniform.cache.shape.row_tokens is None and ragged.cache.shape.row_tokens == needs[:slots]
+    expected = token_ids(uniform, requests)
+    assert token_ids(ragged, requests) == expected
+    assert token_ids(ragged, requests[::-1]) == expected
+    alone = [token_ids(ragged, [request]) for request in requests]
+    assert dict(itertools.chain.from_iterable(part.items() for part in alone)) == expected
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")

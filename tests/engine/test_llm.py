@@ -15,7 +15,7 @@ import numpy
 import pytest
 import torch
 from helpers.cli_examples import open_shell
-from helpers.engines import EVICTING, generate_with_lists, load_model
+from helpers.engines import EVICTING, RowsOfAnyLength, generate_with_lists, load_model
 from torch import Tensor
 
 import vase_cli
@@ -271,6 +271,33 @@ def test_an_engine_that_serves_another_call_cuts_no_text_short(folder: Path) -> 
             for prompt, new_tokens in calls:
                 fresh = an_llm(folder, **changes).generate(prompt, max_new_tokens=new_tokens)
                 assert llm.generate(prompt, max_new_tokens=new_tokens)[0].token_ids == fresh[0].token_ids
+
+
+def test_rows_by_need_serve_the_same_texts_again_and_make_way_for_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines, make = [], EngineFactory.engine
+
+    def watched(self: EngineFactory, *arguments: Any, **settings: Any) -> Any:
+        engines.append(make(self, *arguments, **settings))
+        return engines[-1]
+
+    def texts(llm: LLM, prompts: list[Any], new_tokens: int) -> list[str]:
+        return [output.text for output in llm.generate(prompts, max_new_tokens=new_tokens)]
+
+    calls = [
+        (["1", "2 + 3", "4"], 9),
+        (["5", "2 + 7", "3"], 9),
+        (["1", "2 + 3 + 4", "4"], 5),
+        (["5 + 3 + 1", "5", "4"], 5),
+    ]
+    expected = [texts(an_llm(folder, method="full", budget=None, slots=3), *call) for call in calls]
+    monkeypatch.setattr("vase_cli.engine.plan._choose_backend", lambda *arguments: RowsOfAnyLength())
+    monkeypatch.setattr(EngineFactory, "engine", watched)
+    llm = an_llm(folder, method="full", budget=None, slots=3)
+    assert [texts(llm, *call) for call in calls] == expected
+    rows = [engine.cache.shape.row_tokens for engine in engines]
+    assert rows == [(17, 13, 13), (17, 9, 9)]
 
 
 def out_of_memory_at(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> None:

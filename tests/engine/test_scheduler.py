@@ -7,9 +7,19 @@ from vase_cli.engine.scheduler import Scheduler
 from vase_cli.engine.sequence import Sequence
 
 
-def make_scheduler(rows: int, requests: int) -> Scheduler:
-    scheduler = Scheduler(rows, lambda request: int(request.id))
-    scheduler.add(Request(str(number), (1,), str(number)) for number in range(requests))
+def make_scheduler(rows: int, requests: int, lengths: str = "") -> Scheduler:
+    """Requests that are named by their number, as long as the digits of ``lengths`` say, or all of a length.
+
+    The first row fits nine, each other one less.
+    """
+    scheduler = Scheduler(
+        rows,
+        lambda request: int(request.id),
+        lambda request: len(request.prompt_token_ids),
+        lambda request, row: len(request.prompt_token_ids) <= 9 - row,
+    )
+    digits = lengths or "1" * requests
+    scheduler.add(Request(str(number), (1,) * int(digits[number]), str(number)) for number in range(requests))
     return scheduler
 
 
@@ -37,6 +47,25 @@ def test_free_rows_take_requests_in_their_order():
     for sequence in (first, third):
         scheduler.finish(sequence)
     assert ids(start_all(scheduler)) == ["3"] and scheduler.has_work
+
+
+def test_the_longest_go_first_and_those_as_long_in_the_order_given():
+    scheduler, seen = make_scheduler(rows=3, requests=8, lengths="25135325"), []
+    scheduler.add([Request("8", (1,) * 3, "8")])
+    while started := start_all(scheduler):
+        seen.append(ids(started))
+        for sequence in started:
+            scheduler.finish(sequence)
+    assert seen == [["1", "4", "7"], ["3", "5", "8"], ["0", "6", "2"]]
+
+
+def test_a_request_waits_for_a_row_that_fits():
+    scheduler = make_scheduler(rows=3, requests=4, lengths="9983")
+    (first,) = start_all(scheduler)
+    assert (first.request.id, first.row) == ("0", 0)
+    scheduler.finish(first)
+    started = start_all(scheduler)
+    assert [(one.request.id, one.row) for one in started] == [("1", 0), ("2", 1), ("3", 2)]
 
 
 def test_a_row_goes_on_taking_requests_that_are_refused_or_end_at_once():
@@ -78,6 +107,8 @@ def test_what_ran_waits_first_in_the_order_of_its_start():
         sequence.started_s = started_s
     scheduler.restart(2)
     assert scheduler.running() == [] and ids(start_all(scheduler)) == ["2", "0"]
+    scheduler.restart(4)
+    assert ids(start_all(scheduler)) == ["2", "0", "1", "3"]
     scheduler.clear()
     for sequence in scheduler.running():
         scheduler.finish(sequence)

@@ -22,9 +22,11 @@ from helpers.cli_examples import (
     read_samples,
     write_rows,
 )
+from helpers.engines import RowsOfAnyLength
 
 from vase_cli.cli.progress import EvalProgress
 from vase_cli.engine import factory
+from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.evaluation.summary_table import summary_table
 from vase_cli.models.compiled import CompiledForward
@@ -403,6 +405,31 @@ def test_slots_auto_goes_on_with_the_slots_it_started_with(
     vase(*arguments, "--seed", 1).lines()
     (new,) = [path for path in RUNS.iterdir() if path != folder]
     assert [session["slots"] for session in read_jsonl(new / "sessions.jsonl")] == [12]
+
+
+def test_a_run_that_goes_on_has_rows_as_long_as_at_its_start(
+    vase: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[CacheShape] = []
+
+    def watched(shape: CacheShape, *arguments: Any) -> StaticCache:
+        shapes.append(shape)
+        return StaticCache(shape, *arguments)
+
+    monkeypatch.setattr("vase_cli.engine.plan._choose_backend", lambda *arguments: RowsOfAnyLength())
+    monkeypatch.setattr("vase_cli.engine.engine.StaticCache", watched)
+    arguments = ("eval", "mine.jsonl", "--grader", "number", "--model", model, "--method", "full", "--slots", 3)
+    arguments = (*arguments, "--temperature", 1, "--max-new-tokens", 12)
+    vase(*arguments).lines()
+    folder = only_run(RUNS)
+    whole = read_jsonl(folder / "completions.jsonl")
+    assert sorted(record["id"] for record in whole[:3]) == ["mine/p2/0", "mine/p3/0", "mine/p4/0"]
+    cut_off(folder, 4)
+    vase(*arguments).lines()
+    first, second = shapes
+    longest = sorted((record["prompt_tokens"] + 12 for record in whole), reverse=True)[:3]
+    assert first == second and first.row_tokens == tuple(longest) and len(set(longest)) == 3
+    assert without_timing(read_jsonl(folder / "completions.jsonl")) == without_timing(whole)
 
 
 def test_the_slots_are_on_disk_before_the_first_sample(

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import torch
 
 from vase_cli import plugins
+from vase_cli.attention.base import AttentionBackend, LSEOut, RowPlaces
+from vase_cli.attention.sdpa import SDPA
 from vase_cli.config.schema import ModelEntry, SamplingParams
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.plan import EngineSettings
@@ -43,7 +45,35 @@ def make_requests(vocabulary: int = 90) -> list[Request]:
     return [Request(f"task/{index}/0", tuple(prompt), f"task/{index}") for index, prompt in enumerate(prompts)]
 
 
-def make_engine(model: LanguageModel, method: str | EvictionPolicy = "full", **changes: object) -> Engine:
+class RowsOfAnyLength(SDPA):
+    """Rows of different lengths, each moved for itself into one of the longest."""
+
+    supports_row_starts = True
+
+    def decode(
+        self, queries: torch.Tensor, cached_keys: torch.Tensor, cached_values: torch.Tensor, seq_lens: torch.Tensor,
+        longest: int | None, scale: float, lse_out: LSEOut | None = None, row_places: RowPlaces | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        states = [cached_keys, cached_values]
+        if row_places is not None:
+            lengths = row_places.starts.diff().tolist()
+            states = [
+                torch.stack([
+                    torch.cat([row, row.new_zeros(row_places.longest - len(row), *row.shape[1:])])
+                    for row in flat.split(lengths)
+                ])
+                for flat in states
+            ]  # fmt: skip
+        return super().decode(queries, *states, seq_lens, longest, scale)
+
+
+def make_engine(
+    model: LanguageModel,
+    method: str | EvictionPolicy = "full",
+    *,
+    backend: AttentionBackend | None = None,
+    **changes: object,
+) -> Engine:
     """An engine of four slots; ``changes`` are settings, or options of the engine."""
     policy = plugins.load("eviction", method)() if isinstance(method, str) else method
     values: dict[str, object] = {
@@ -57,7 +87,7 @@ def make_engine(model: LanguageModel, method: str | EvictionPolicy = "full", **c
     }
     options = {name: changes.pop(name) for name in ("timed", "record_cuts", "run_ahead", "ops") if name in changes}
     settings = EngineSettings(**(values | changes))
-    return Engine(model, policy, plugins.load("attention", "sdpa")(), settings, **options)
+    return Engine(model, policy, backend or plugins.load("attention", "sdpa")(), settings, **options)
 
 
 def token_ids(engine: Engine, requests: Sequence[Request]) -> dict[str, tuple[int, ...]]:

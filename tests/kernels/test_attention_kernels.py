@@ -125,6 +125,27 @@ def test_no_bit_of_a_row_depends_on_its_neighbors(tokens: int, splits: int | Non
         assert torch.equal(got[1], out[1])
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 0, 2, 1)])
+def test_a_rows_own_length_changes_no_bit(order: tuple[int, ...]):
+    """Rows behind each other, each as long as it must be or longer, give what rows as long as the longest give."""
+    from vase_cli.kernels.attention import decode_attention
+
+    held, spare = [333, 70, 0, 129], [0, 0, 9, 100]
+    queries, keys, values = states(4, 333, 2, 4, 64)
+    expected = attend(queries, keys, values, held, None, 0.125)
+    lengths = [max(1, held[row] + spare[row]) for row in order]
+    flat = [
+        torch.cat([part[row, :slots] for row, slots in zip(order, lengths, strict=True)]) for part in (keys, values)
+    ]
+    flat = [torch.cat((part, torch.full_like(part[:50], torch.nan))) for part in flat]
+    starts = torch.tensor([sum(lengths[:place]) for place in range(5)], device=DEVICE)
+    seq_lens = torch.tensor([held[row] for row in order], dtype=torch.int32, device=DEVICE)
+    out = torch.full_like(queries, torch.nan)
+    places = {"row_starts": starts, "longest_row": 333}
+    decode_attention(queries[list(order)].contiguous(), *flat, seq_lens, 0.125, out, **places)
+    assert torch.equal(out, expected[list(order)])
+
+
 @pytest.mark.parametrize("lead", [0, 60, 200, 3000])
 @pytest.mark.parametrize("splits", [1, 3])
 def test_log_sums_over_the_candidates_are_left_at_each_rows_place(
@@ -160,13 +181,14 @@ def test_log_sums_over_the_candidates_are_left_at_each_rows_place(
 def test_the_work_is_divided_by_the_caches_shape():
     from vase_cli.kernels.attention import attention_config
 
-    def splits(rows: int, slots: int) -> int:
-        return attention_config(rows, slots, 8, 128, 2, processors=132).splits
+    def splits(rows: int, slots: int, *, even: bool = False) -> int:
+        return attention_config(rows, slots, 8, 128, 2, processors=132, even=even).splits
 
     assert splits(195, 4160) == 1
     assert splits(64, 4160) == 3
     assert splits(1, 4160) == 33  # no program has fewer than 128 tokens of a full row
     assert splits(1, 100) == 1
     assert splits(1, 1_000_000) == 128
+    assert [splits(rows, 4160, even=True) for rows in (1, 16, 64)] == [33, 2, 1]  # one round of two programs on each
     for element_bytes, head_dim in ((2, 64), (2, 128), (2, 256), (4, 128), (4, 256), (2, 16)):
         assert 16 <= attention_config(1, 4160, 8, head_dim, element_bytes, 132).block <= 128

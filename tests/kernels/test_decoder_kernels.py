@@ -94,12 +94,12 @@ class Step:
         self.ring = draw(4, 5, query_heads, head_dim, seed=8, dtype=dtype) if ring else None
         self.out = empty_like(draw(4, query_heads, head_dim, dtype=dtype))
 
-    def run(self) -> None:
+    def run(self, row_starts: torch.Tensor | None = None) -> None:
         from vase_cli.kernels.decoder import rotate_and_append
 
         rotate_and_append(
             self.qkv, self.bias, self.cos, self.sin, self.positions, self.q_weight, self.k_weight, 1e-6,
-            self.keys, self.values, self.lengths, self.active, self.ring, self.out,
+            self.keys, self.values, self.lengths, self.active, self.ring, self.out, row_starts,
         )  # fmt: skip
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -143,6 +143,23 @@ def assert_close_after_rotation(got: torch.Tensor, expected: torch.Tensor) -> No
     assert got.dtype == expected.dtype
     largest = expected.double().abs().amax(dim=-1, keepdim=True)
     assert ((got.double() - expected.double()).abs() <= UNIT[got.dtype] * largest).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_is_appended_to_a_row_of_any_length(dtype: torch.dtype):
+    """Rows of 5, 1, 6 and 7 slots, the third of them full, with slots of nobody behind the last."""
+    step, uniform = (Step(8, 2, 64, bias=True, norms=True, ring=False, dtype=dtype) for _ in range(2))
+    lengths, starts = [5, 1, 6, 7], [0, 5, 6, 12, 19]
+    flat = [torch.cat([part[row, :slots] for row, slots in enumerate(lengths)]) for part in (step.keys, step.values)]
+    step.keys, step.values = (torch.cat((part, part[:3])) for part in flat)
+    before = [part.clone() for part in (step.keys, step.values)]
+    step.run(torch.tensor(starts, device=DEVICE))
+    uniform.run()
+    assert torch.equal(step.out, uniform.out)
+    for got, old, expected in zip((step.keys, step.values), before, (uniform.keys, uniform.values), strict=True):
+        for row, length in ((0, 3), (3, 4)):
+            old[starts[row] + length] = expected[row, length]
+        assert torch.equal(got, old)
 
 
 def test_a_full_row_is_left_alone():

@@ -25,6 +25,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsals, "_one_layer", lambda config, facts, _: one_layer(config, facts, CPU))
     for name in ("set_device", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda _: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 2**30))
     plain: Any = LanguageModel.__init__
     monkeypatch.setattr(LanguageModel, "__init__", lambda self, *made: plain(self, *made[:3], CPU, made[4]))
 
@@ -77,6 +78,20 @@ def test_a_fault_is_left_to_the_real_model(
     assert done and not len(recwarn), "a fault of a thread would be a warning here"
     with pytest.raises(KeyError), rehearsal(*parts(model_folder("qwen3")), CUDA):
         raise KeyError
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(("share", "expected"), [(1.05, 0), (1.15, 1)])
+def test_real_weights_are_not_left_without_room(
+    share: float, expected: int, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, facts = parts(model_folder("qwen3"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(share * facts.weights_bytes), 2**40))
+    fused: list[int] = []
+    monkeypatch.setattr(LanguageModel, "fuse", lambda _: fused.append(1))
+    with rehearsal(config, facts, CUDA):
+        pass
+    assert len(fused) == expected
 
 
 def test_nothing_runs_on_a_cpu(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from vase_cli.attention.base import LSEOut
+from vase_cli.attention.base import LSEOut, RowPlaces
 from vase_cli.errors import ConfigError
 
 
@@ -12,6 +12,7 @@ class FlashAttention2:
 
     name = "flash_attention_2"
     supports_lse = False
+    supports_row_starts = False
 
     def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
         """Refuse all but CUDA, half precision, and a head dim up to 256 that is a multiple of 8."""
@@ -42,7 +43,7 @@ class FlashAttention2:
 
     def decode(
         self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, seq_lens: Tensor, longest: int | None,
-        scale: float, lse_out: LSEOut | None = None,
+        scale: float, lse_out: LSEOut | None = None, row_places: RowPlaces | None = None,
     ) -> Tensor:  # fmt: skip
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         from flash_attn import flash_attn_with_kvcache

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from vase_cli.attention.base import LSEOut
+from vase_cli.attention.base import LSEOut, RowPlaces
 
 _CPU_BLOCK = 512
 """PyTorch's CPU kernel goes through the keys in blocks of 512. Leaving out whole blocks that are masked in every row
@@ -16,6 +16,7 @@ class SDPA:
 
     name = "sdpa"
     supports_lse = False
+    supports_row_starts = False
 
     def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
         """Refuse nothing."""
@@ -29,7 +30,7 @@ class SDPA:
 
     def decode(
         self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, seq_lens: Tensor, longest: int | None,
-        scale: float, lse_out: LSEOut | None = None,
+        scale: float, lse_out: LSEOut | None = None, row_places: RowPlaces | None = None,
     ) -> Tensor:  # fmt: skip
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         rows, query_heads, head_dim = queries.shape

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from vase_cli.attention.base import LSEOut
+from vase_cli.attention.base import LSEOut, RowPlaces
 from vase_cli.attention.sdpa import SDPA
 from vase_cli.errors import ConfigError
 
@@ -13,6 +13,7 @@ class TritonAttention(SDPA):
 
     name = "triton"
     supports_lse = True
+    supports_row_starts = True
 
     def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
         """Refuse all but CUDA, and a head dim that is a power of two from 16 to 256."""
@@ -30,14 +31,15 @@ class TritonAttention(SDPA):
 
     def decode(
         self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, seq_lens: Tensor, longest: int | None,
-        scale: float, lse_out: LSEOut | None = None,
+        scale: float, lse_out: LSEOut | None = None, row_places: RowPlaces | None = None,
     ) -> Tensor:  # fmt: skip
         """One token of each row; see :meth:`AttentionBackend.decode`."""
         from vase_cli.kernels.attention import decode_attention
 
         queries = queries.contiguous()
         out = torch.empty_like(queries)
-        decode_attention(queries, cached_keys, cached_values, seq_lens, scale, out, *(lse_out or (None, 0, None)))
+        of_candidates, places = lse_out or (None, 0, None), row_places or (None, None)
+        decode_attention(queries, cached_keys, cached_values, seq_lens, scale, out, *of_candidates, *places)
         return out
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from vase_cli.bench.workloads import Workload
 from vase_cli.engine.factory import EngineFactory
-from vase_cli.engine.plan import GenerationLimits, RunPlan
+from vase_cli.engine.plan import Demand, GenerationLimits, RunPlan
+from vase_cli.engine.rows import Need
 from vase_cli.errors import ConfigError
 
 LEAST_STEPS = 128  # measured steps by default, or the two windows that are needed at least
@@ -39,9 +40,9 @@ class Cell:
     text: int | None = None  # tokens of the whole text, of which the steps are the end; None where the text goes on
 
     @property
-    def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that is prefilled."""
-        return max(self.prefill, default=1)
+    def demand(self) -> Demand:
+        """What an engine is made for: any number of texts up to the limit, and the longest prompt that is prefilled."""
+        return Demand(self.limits, max(self.prefill, default=1))
 
     @property
     def planned_steps(self) -> int:
@@ -69,9 +70,11 @@ class WorkloadCell:
     repeats: int = 1
 
     @property
-    def longest_prompt(self) -> int:
-        """Tokens of the longest prompt."""
-        return self.workload.longest_prompt
+    def demand(self) -> Demand:
+        """What an engine is made for."""
+        needs = [Need(sum(lengths), lengths.new_tokens, certain=True) for lengths in self.workload.lengths]
+        needs.sort(key=lambda need: need.text_tokens, reverse=True)
+        return Demand(self.limits, self.workload.longest_prompt, tuple(needs))
 
     @property
     def planned_steps(self) -> int:
@@ -80,8 +83,7 @@ class WorkloadCell:
 
     def title(self) -> str:
         """The cell in a few words."""
-        slots = "the slots that fit" if self.slots == "auto" else f"{self.slots} slots"
-        return f"{_method(self)}, {slots}, workload {self.workload.name}"
+        return f"{_method(self)}, {self.slots} slots, workload {self.workload.name}"
 
     def shared(self) -> dict[str, Any]:
         """What a summary says of all cells together."""

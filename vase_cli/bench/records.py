@@ -80,13 +80,11 @@ class Bench:
         """
         of_text = isinstance(cell, Cell) and cell.text is not None
         record = _heading(cell)
-        requests = len(cell.workload.lengths) if isinstance(cell, WorkloadCell) else _NO_LIMIT
-        needed = [(cell.limits, cell.longest_prompt)]
-        memory = partial(cell.factory.memory, needed, requests, available_bytes=self._memory_bytes)
+        memory = partial(cell.factory.memory, available_bytes=self._memory_bytes)
         try:
-            record["slots_fit"] = memory("auto", most_num_seqs=_NO_LIMIT).max_num_seqs
-            all_fit = of_text or (isinstance(cell, WorkloadCell) and cell.slots == "auto")
-            plan = memory(record["slots_fit"] if all_fit else cell.slots)
+            record["slots_fit"] = memory([cell.demand.of_any_length()], "auto", most_num_seqs=_NO_LIMIT).max_num_seqs
+            most = _NO_LIMIT if isinstance(cell, WorkloadCell) else None
+            plan = memory([cell.demand], record["slots_fit"] if of_text else cell.slots, most_num_seqs=most)
         except ConfigError as error:
             return record | {"error": str(error)}
         record |= {"slots": plan.max_num_seqs, "planned_bytes": plan.total_bytes}
@@ -130,14 +128,7 @@ class Bench:
         started, device = time.perf_counter(), cell.factory.plan.device
         compiled, self.decoding = cell.factory.decode_path(cell.planned_steps)
         device.reset_peak()
-        longest = cell.context if isinstance(cell, Cell) else cell.longest_prompt
-        engine = cell.factory.engine(
-            cell.limits,
-            max_num_seqs=memory.max_num_seqs,
-            longest_prompt_tokens=longest,
-            compiled=compiled,
-            timed=True,
-        )
+        engine = cell.factory.engine(cell.demand, max_num_seqs=memory.max_num_seqs, compiled=compiled, timed=True)
         load_s = time.perf_counter() - started
         figures = self._decode(cell, engine) if isinstance(cell, Cell) else self._serve(cell, engine, load_s)
         return figures | {"peak_bytes": device.peak_bytes(), "cache_bytes": engine.cache.shape.bytes}

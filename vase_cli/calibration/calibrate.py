@@ -101,22 +101,20 @@ def write_to_zoo(calibration: Calibration, entry: ModelEntry, folder: Path, *, b
 
 def _measure(factory: EngineFactory, job: Job, state: CalibrationState, progress: Progress) -> None:
     """Generate the texts that are not finished yet, and measure each as it ends."""
-    plan, task, name = factory.plan, job.task, job.task.task.name
+    plan, name = factory.plan, job.task.task.name
     planned, requests = len(job.requests), job.missing(set(state.finished))
     if not requests:
         progress.start(name, planned, planned)
         return
     rows = state.slots or plan.recipe.slots
-    memory = factory.memory([(task.limits, job.longest)], planned, rows, reserved_bytes=state.statistics.most_bytes)
+    memory = factory.memory([job.demand], rows, reserved_bytes=state.statistics.most_bytes)
     state.slots = memory.max_num_seqs
     decode_path = factory.decode_path(job.planned_steps(memory.max_num_seqs))
     for line in (*plan.notes, memory.message(), decode_path.message):
         progress.note(line)
     problem_ids = {request.id: problem.id for request, problem in job.requests.values()}
     recorder = _Recorder(state, plan.recipe.seed, problem_ids)
-    engine = factory.engine(
-        task.limits, max_num_seqs=state.slots, longest_prompt_tokens=job.longest, compiled=decode_path.compiled
-    )
+    engine = factory.engine(job.demand, max_num_seqs=state.slots, compiled=decode_path.compiled)
     progress.start(name, planned - len(requests), planned)
     try:
         for event in events(engine, requests, progress):

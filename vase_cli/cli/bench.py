@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _option = partial(typer.Option, rich_help_panel=options.BENCHMARK)
 _SHAPE_HELP = "Zoo name: random weights of its size, nothing is downloaded."
-_SLOTS_HELP = f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}, for a workload all."
+_SLOTS_HELP = f"Sequences at a time: 16, or 1,16,64; {options.AUTO_SLOTS}, for a workload any that shorten it."
 _CONTEXT_HELP = (
     "Tokens of text in every row as the steps begin: 8192, or 8192,32768; twice the largest budget if left out."
 )

@@ -3,15 +3,20 @@
 A row's keys and values stay where they were written. Evicted tokens leave holes, and the window's tokens move into
 them; ``slot_mapping`` says in which storage slot the tokens of each head stand, in text order.
 
-Shapes: L layers, B rows (sequences at a time), R = L * B storage rows, S cached tokens a row can hold (budget + W),
-W window (also the eviction interval), C = S - W candidates of a cut, Hq query heads, H KV heads, D head dim.
+Rows that are never cut may be of different lengths. They stand one behind the other then, as N slots in each layer.
+
+Shapes: L layers, B rows (sequences at a time), R = L * B storage rows, S cached tokens a row can hold (budget + W; of
+the longest row, where they differ), W window (also the eviction interval), C = S - W candidates of a cut, Hq query
+heads, H KV heads, D head dim.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from vase_cli.errors import ConfigError
 from vase_cli.kernels.ops import TorchOps
 
 
@@ -29,6 +34,8 @@ class CacheShape:
     element_bytes: int  # of one key or value element
     lse: bool = False  # whether the softmax's log sums of the kept queries are kept too
     ranges: bool = False  # whether the value ranges that a cut finds are kept for the next one
+    cut: bool = True  # whether rows are ever cut; in others each token stands at its own position
+    row_tokens: tuple[int, ...] | None = None  # slots of each row where they differ, the longest first
 
     @property
     def candidates(self) -> int:
@@ -36,21 +43,44 @@ class CacheShape:
         return self.tokens - self.query_window
 
     @property
+    def storage_slots(self) -> int:
+        """Storage slots of all rows, in each layer and head."""
+        return self.max_num_seqs * self.tokens if self.row_tokens is None else sum(self.row_tokens)
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of one token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.element_bytes
+
+    @property
     def kv_bytes(self) -> int:
         """Keys and values of all rows."""
-        return 2 * self.layers * self.max_num_seqs * self.tokens * self.kv_heads * self.head_dim * self.element_bytes
+        return self.storage_slots * self.token_bytes
 
     @property
     def bookkeeping_bytes(self) -> int:
-        """Storage slots, positions and value ranges, lengths, the query ring and its log sums."""
-        places = (2 + self.ranges) * 4 * self.layers * self.max_num_seqs * self.tokens * self.kv_heads
+        """Storage slots, positions and value ranges, lengths and starts, the query ring and its log sums."""
+        places = 4 * self.tokens  # the same for all
+        if self.cut:
+            places = (2 + self.ranges) * 4 * self.layers * self.max_num_seqs * self.tokens * self.kv_heads
         kept = self.layers * self.max_num_seqs * self.query_window * self.query_heads
-        return places + kept * (self.head_dim * self.element_bytes + 4 * self.lse) + 4 * self.max_num_seqs
+        starts = 0 if self.row_tokens is None else 8 * (self.max_num_seqs + 1)
+        return places + kept * (self.head_dim * self.element_bytes + 4 * self.lse) + 4 * self.max_num_seqs + starts
 
     @property
     def bytes(self) -> int:
         """Everything the cache allocates; it never grows."""
         return self.kv_bytes + self.bookkeeping_bytes
+
+    def holds(self, row: int, tokens: int) -> bool:
+        """Whether a row can hold so many tokens."""
+        return tokens <= (self.tokens if self.row_tokens is None else self.row_tokens[row])
+
+    def check(self, tokens: int) -> None:
+        """Refuse a text that may come to more tokens than any row can hold with a ``ConfigError``."""
+        if tokens > self.tokens:
+            problem = f"the text may come to {tokens:,} tokens, and the longest row holds {self.tokens:,}"
+            raise ConfigError(f"{problem}; lower its limit on new tokens")
 
 
 class StaticCache:
@@ -61,8 +91,11 @@ class StaticCache:
     a cut change them.
 
     Attributes:
-        keys, values: (L, B, S, H, D), the order FlashAttention reads. Keys stay rotated with their original position.
+        keys, values: (L, B, S, H, D), the order FlashAttention reads, or (L, N, H, D) with rows of different lengths.
+            Keys stay rotated with their original position.
+        row_starts: (B + 1,) int64, the slot of the N where each row begins, and N; None for rows of one length.
         slot_mapping: (L, B, H, S) int32, in which storage slot each cached token stands; every KV head keeps its own.
+            Where no row is ever cut, it and ``positions`` are one (S,) for all.
         positions: (L, B, H, S) int32, the text position of each cached token, ascending along S.
         lengths: (B,) int32 on the device, tokens that each row holds.
         queries: (L, B, W, Hq, D), the queries of the last W text positions, at position modulo W; None if not kept.
@@ -76,14 +109,18 @@ class StaticCache:
     def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device, ops: TorchOps) -> None:
         self.shape = shape
         self.ops = ops
-        states = (shape.layers, shape.max_num_seqs, shape.tokens, shape.kv_heads, shape.head_dim)
+        rows = (shape.max_num_seqs, shape.tokens) if shape.row_tokens is None else (shape.storage_slots,)
+        states = (shape.layers, *rows, shape.kv_heads, shape.head_dim)
         ring = (shape.layers, shape.max_num_seqs, shape.query_window, shape.query_heads, shape.head_dim)
         # Zeros, not garbage: attention under a mask still multiplies what it does not attend to by 0.
         self.keys = torch.zeros(states, dtype=dtype, device=device)
         self.values = torch.zeros(states, dtype=dtype, device=device)
         text_order = torch.arange(shape.tokens, dtype=torch.int32, device=device)
-        self.slot_mapping = text_order.repeat(shape.layers, shape.max_num_seqs, shape.kv_heads, 1)
-        self.positions = self.slot_mapping.clone()
+        heads = (shape.layers, shape.max_num_seqs, shape.kv_heads)
+        if shape.cut:
+            self.slot_mapping, self.positions = text_order.repeat(*heads, 1), text_order.repeat(*heads, 1)
+        else:
+            self.slot_mapping = self.positions = text_order.expand(*heads, -1)
         self.lengths = torch.zeros(shape.max_num_seqs, dtype=torch.int32, device=device)
         self.queries: Tensor | None = None
         self.lse: Tensor | None = None
@@ -95,6 +132,10 @@ class StaticCache:
         if shape.ranges:
             self.ranges = torch.full(self.slot_mapping.shape, -1.0, dtype=torch.float32, device=device)
         self._rows = torch.arange(shape.max_num_seqs, device=device)
+        self.row_starts: Tensor | None = None
+        if shape.row_tokens is not None:
+            self._bounds = tuple(itertools.accumulate(shape.row_tokens, initial=0))
+            self.row_starts = torch.tensor(self._bounds, device=device)
 
     def by_storage_row(self) -> dict[str, Tensor | None]:
         """Everything that a cut reads, by name, its layers and slots as one dimension: (R, ...)."""
@@ -104,21 +145,32 @@ class StaticCache:
 
     def reset(self, row: int) -> None:
         """Make a row ready for a text: token j of each head is at position j and stands in slot j."""
+        if not self.shape.cut:
+            return
         text_order = torch.arange(self.shape.tokens, dtype=torch.int32, device=self.keys.device)
         self.slot_mapping[:, row] = text_order
         self.positions[:, row] = text_order
         if self.ranges is not None:
             self.ranges[:, row] = -1.0
 
+    def states(self, row: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one row, (L, S, H, D) each, S its own: views."""
+        if self.row_starts is None:
+            return self.keys[:, row], self.values[:, row]
+        slots = slice(*self._bounds[row : row + 2])
+        return self.keys[:, slots], self.values[:, slots]
+
     def append(self, layer: int, keys: Tensor, values: Tensor, active: Tensor) -> None:
         """Write one token behind those of each row, (B, H, D) each, keys rotated; ``lengths`` stay as they are.
 
-        ``active`` is (B,) int32, 0 for a row that keeps what it holds; the others hold fewer than S tokens.
+        ``active`` is (B,) int32, 0 for a row that keeps what it holds; the others are not full.
         """
-        place = (self.lengths * active).long()
+        starts = self._rows * self.shape.tokens if self.row_starts is None else self.row_starts[:-1]
+        place = starts + self.lengths * active
         writes = active.bool()[:, None, None]
         for states, new in ((self.keys, keys), (self.values, values)):
-            states[layer, self._rows, place] = torch.where(writes, new, states[layer, self._rows, place])
+            slots = states[layer].view(-1, *new.shape[1:])
+            slots[place] = torch.where(writes, new, slots[place])
 
     def keep_queries(self, layer: int, queries: Tensor, text_positions: Tensor) -> None:
         """Put one query of each row, (B, Hq, D), into the ring, by (B,) int64 text positions; of idle rows too."""
@@ -128,8 +180,8 @@ class StaticCache:
     def write(self, layers: slice, row: int, keys: Tensor, values: Tensor) -> None:
         """Fill some layers of a row from slot 0: keys and values (G, T, H, D) for G layers."""
         tokens = keys.shape[1]
-        self.keys[layers, row, :tokens] = keys
-        self.values[layers, row, :tokens] = values
+        for states, new in zip(self.states(row), (keys, values), strict=True):
+            states[layers, :tokens] = new
 
     def write_positions(self, layers: slice, row: int, positions: Tensor, next_position: int) -> None:
         """Note the text positions of a row's first tokens, (G, H, T) int32, and of those to come after them."""
@@ -158,14 +210,14 @@ class StaticCache:
     def first_bad_layer(self, row: int, tokens: int) -> int:
         """The first layer with a state that is not finite among a row's first tokens, L if there is none."""
         for layer in range(self.shape.layers):
-            for states in (self.keys, self.values):
-                if not bool(states[layer, row, :tokens].isfinite().all()):
+            for states in self.states(row):
+                if not bool(states[layer, :tokens].isfinite().all()):
                     return layer
         return self.shape.layers
 
     def clear(self, row: int) -> None:
         """Zero a row, so that states that are not finite cannot reach the row's next sequence."""
-        self.keys[:, row].zero_()
-        self.values[:, row].zero_()
+        for states in self.states(row):
+            states.zero_()
         if self.queries is not None:
             self.queries[:, row].zero_()

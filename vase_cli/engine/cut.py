@@ -32,6 +32,8 @@ KERNEL_PROMPT_BYTES = 3 * _PROMPT_BYTES
 
 def working_bytes(shape: CacheShape, *, kernels: bool) -> int:
     """Most memory that the scores of a cut take."""
+    if not shape.cut:
+        return 0
     if kernels:
         return min(_WORKING_BYTES, _BYTES_PER_SCORE * shape.layers * shape.max_num_seqs * shape.kv_heads * shape.tokens)
     return min(3 * _WORKING_BYTES, 4 * shape.bytes // shape.max_num_seqs)

@@ -102,7 +102,8 @@ class Engine:
         self._run_ahead = not record_cuts and (self._cuda if run_ahead is None else run_ahead)
         self._cutter: Cutter | None = None
         self._loop: DecodeLoop | None = None
-        self._scheduler = Scheduler(settings.max_num_seqs, partial(_stream_key, settings.seed, "eviction"))
+        eviction_key = partial(_stream_key, settings.seed, "eviction")
+        self._scheduler = Scheduler(settings.max_num_seqs, eviction_key, settings.length, self._fits)
         self._launched: deque[Batch] = deque()
         self._notices: list[str] = []
         self._read_s = 0.0
@@ -163,6 +164,7 @@ class Engine:
         for sequence in self._scheduler.schedule():
             try:
                 self.settings.check_prompt(sequence.prompt_tokens)
+                self.cache.shape.check(self.settings.row_need(sequence.request))
             except ConfigError as refusal:
                 yield BatchEntry(sequence, 0, 0).completion("error", f"{sequence.request.id}: {refusal}")
                 continue
@@ -325,7 +327,7 @@ class Engine:
         else:
             return
         completion = entry.completion(reason)
-        values = self.cache.values[:, sequence.row, : entry.cached_tokens]
+        values = self.cache.states(sequence.row)[1][:, : entry.cached_tokens]
         yield FinishedRow(completion, values, self.cache.positions[:, sequence.row, :, : entry.cached_tokens])
         self._finish(sequence)
         yield completion
@@ -369,6 +371,10 @@ class Engine:
         slots = "one slot" if self.settings.max_num_seqs == 1 else f"{self.settings.max_num_seqs} slots"
         restarted = f"unfinished texts ({len(unfinished)}) start again, finished ones are kept"
         return Notice(f"out of memory: going on with {slots}; {restarted}", unfinished)
+
+    def _fits(self, request: Request, row: int) -> bool:
+        """Whether a text may have a row; the first one is the longest, and what it cannot hold is refused."""
+        return row == 0 or self.cache.shape.holds(row, self.settings.row_need(request))
 
     def _finish(self, sequence: Sequence) -> None:
         self._scheduler.finish(sequence)

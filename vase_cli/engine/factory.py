@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.memory import MemoryPlan, plan_memory
-from vase_cli.engine.plan import GenerationLimits, RunPlan
+from vase_cli.engine.plan import Demand, RunPlan
+from vase_cli.engine.rows import rows_for
 from vase_cli.errors import ConfigError, ModelError
 from vase_cli.models.compiled import WORTHWHILE_STEPS
 from vase_cli.models.fused import FusionError
@@ -93,45 +95,45 @@ class EngineFactory:
 
     def memory(
         self,
-        needed: Sequence[tuple[GenerationLimits, int]],
-        requests: int,
+        demands: Sequence[Demand],
         max_num_seqs: int | str,
         *,
         most_num_seqs: int | None = None,
         available_bytes: int | None = None,
         reserved_bytes: int = 0,
     ) -> MemoryPlan:
-        """Plan memory for tasks' limits; the one that needs most decides. ConfigError if it does not fit.
+        """Plan memory for the texts of tasks; the one that needs most decides. ConfigError if it does not fit.
 
-        Limits come with the tokens of their longest prompt; more rows than ``requests`` bring nothing. ``max_num_seqs``
-        may be "auto", for ``most_num_seqs`` at most, by default :data:`MOST_NUM_SEQS`. ``available_bytes`` is by
-        default what is free now, as if the weights were not read yet; ``reserved_bytes`` of it are for something else.
+        ``max_num_seqs`` may be "auto", for as many rows as serve the texts soonest, see :func:`rows_for`: no more than
+        fit and than ``most_num_seqs``, by default :data:`MOST_NUM_SEQS`. ``available_bytes`` is by default what is
+        free now, as if the weights were not read yet; ``reserved_bytes`` of it are for something else.
         """
         plan = self.plan
 
         def cache_shape(count: int) -> CacheShape:
-            shapes = [
-                plan.settings(limits, max_num_seqs=count, longest_prompt_tokens=longest).cache_shape(
-                    plan.facts, plan.policy, plan.backend, plan.ops
-                )
-                for limits, longest in needed
-            ]
+            made_for = (plan.facts, plan.policy, plan.backend, plan.ops)
+            shapes = (plan.settings(demand, max_num_seqs=count).cache_shape(*made_for) for demand in demands)
             return max(shapes, key=lambda shape: shape.bytes)
+
+        def soonest(most: int) -> int:
+            return max(most if demand.needs is None else rows_for(demand.needs, most) for demand in demands)
 
         if available_bytes is None:
             loaded = 0 if self._loaded.model is None else plan.facts.weights_bytes
             available_bytes = plan.device.available_bytes() + loaded
-        return plan_memory(
+        planned = partial(
+            plan_memory,
             plan.facts,
             cache_shape,
             sampled=plan.recipe.sampling.temperature > 0,
-            longest_prompt_tokens=max(longest for _, longest in needed),
+            longest_prompt_tokens=max(demand.longest_prompt_tokens for demand in demands),
             available_bytes=available_bytes - reserved_bytes,
-            max_num_seqs=max_num_seqs,
-            most_num_seqs=max(1, min(most_num_seqs or MOST_NUM_SEQS[plan.device.type], requests)),
+            most_num_seqs=soonest(most_num_seqs or MOST_NUM_SEQS[plan.device.type]),
             kernels=plan.ops.has_kernels,
             penalized=plan.recipe.sampling.repetition_penalty != 1.0,
         )
+        memory = planned(max_num_seqs=max_num_seqs)
+        return planned(max_num_seqs=soonest(memory.max_num_seqs)) if max_num_seqs == "auto" else memory
 
     def load(self) -> LanguageModel:
         """The model, its weights read when it is first asked for; ModelError if they cannot be."""
@@ -165,16 +167,15 @@ class EngineFactory:
 
     def engine(
         self,
-        limits: GenerationLimits,
+        demand: Demand,
         *,
         max_num_seqs: int,
-        longest_prompt_tokens: int,
         compiled: bool = False,
         timed: bool = False,
         record_cuts: bool = False,
         run_ahead: bool | None = None,
     ) -> Engine:
-        """An engine for one task's limits; loads the weights. ``compiled`` is from :meth:`decode_path`, the last three
+        """An engine for one task's texts; loads the weights. ``compiled`` is from :meth:`decode_path`, the last three
         are the engine's own."""
         plan, model = self.plan, self.load()
         model.compile(compiled)
@@ -182,7 +183,7 @@ class EngineFactory:
             model,
             plan.policy,
             plan.backend,
-            plan.settings(limits, max_num_seqs=max_num_seqs, longest_prompt_tokens=longest_prompt_tokens),
+            plan.settings(demand, max_num_seqs=max_num_seqs),
             ops=plan.ops,
             thresholds=None if plan.thresholds is None else plan.thresholds.values.to(plan.device.torch),
             timed=timed,

@@ -21,7 +21,7 @@ from vase_cli.config.schema import SamplingParams
 from vase_cli.engine.cut import Cut
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.factory import EngineFactory
-from vase_cli.engine.plan import plan_run
+from vase_cli.engine.plan import Demand, plan_run
 from vase_cli.engine.requests import Completion, Event, FinishedRow, NewTokens, Notice, Request, RowCut
 from vase_cli.errors import ConfigError, first_line
 from vase_cli.eviction.base import EvictionPolicy
@@ -234,21 +234,19 @@ class LLM(EngineFactory):
             for index, token_ids in enumerate(encoded)
             for sample in range(samples)
         ]
-        longest = max(map(len, encoded), default=1)
-        needed = plan.settings(limits, max_num_seqs=1, longest_prompt_tokens=longest)
         # Each request brings its own limit, so that rows as long serve other limits too.
-        total = needed.max_total_tokens if needed.cut_at is None else limits.max_total_tokens
-        limits = replace(limits, max_new_tokens=None, max_total_tokens=total)
-        key = (plan.recipe.sampling, record, len(requests), needed.cut_at or total)
+        demand = Demand.of(replace(limits, max_new_tokens=None), requests)
+        rows = plan.settings(demand, max_num_seqs=len(requests))
+        shape = rows.cache_shape(plan.facts, plan.policy, plan.backend, plan.ops)
+        key = (plan.recipe.sampling, record, shape)
         if self._engine is None or self._engine_key != key:
             self.release()  # so that its memory counts as free
             factory = EngineFactory(plan, beside=self)
-            memory = factory.memory([(limits, longest)], max(1, len(requests)), plan.recipe.slots)
+            memory = factory.memory([demand], plan.recipe.slots)
             self._engine_key = key
             self._engine = factory.engine(
-                limits,
+                demand,
                 max_num_seqs=memory.max_num_seqs,
-                longest_prompt_tokens=longest,
                 compiled=factory.decode_path(0).compiled,
                 record_cuts=record[1],
                 run_ahead=False if any(record) else None,

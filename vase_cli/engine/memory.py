@@ -3,6 +3,7 @@
 Shapes: B rows, T prompt tokens.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,10 @@ from vase_cli.models.describe import ModelFacts
 from vase_cli.models.fused import MLP_TOKENS_AT_ONCE
 from vase_cli.models.language_model import MOST_RESERVED_TOKENS
 
-_USABLE_SHARE = 0.9  # of the free memory; the rest is for the allocator's rounding and for what others take meanwhile
+_SPARE_SHARE = 0.1  # of the free memory that is not planned with: it is for what others take meanwhile
+_MOST_SPARE_BYTES = 4 * 2**30
+"""Most of it that is left with kernels, whose plan is of what is allocated. Beside that there are kernels' code and
+stacks, graphs and the allocator's rounding, which are some hundred MiB and do not grow with the device."""
 _GREEDY_BYTES_PER_LOGIT = 8
 _SAMPLED_BYTES_PER_LOGIT = 44  # logits and what sampling makes of them: float32, ranks and indices in int64
 _KERNEL_BYTES_PER_LOGIT = 4  # with kernels: logits in half precision, and what is left of them on the way to a token
@@ -88,18 +92,18 @@ def plan_memory(
             available_bytes=available_bytes,
         )
 
-    usable = int(available_bytes * _USABLE_SHARE)
-    one, two = plan(1), plan(2)
-    fitting = 1 + (usable - one.total_bytes) // (two.total_bytes - one.total_bytes)
+    spare = int(available_bytes * _SPARE_SHARE)
+    usable = available_bytes - (min(spare, _MOST_SPARE_BYTES) if kernels else spare)
+    wanted = most_num_seqs if max_num_seqs == "auto" else int(max_num_seqs)
+    fitting = bisect_right(range(1, wanted + 1), usable, key=lambda count: plan(count).total_bytes)
+    of_it = f"of which {readable_bytes(usable)} can be planned with"
     if fitting < 1:
-        problem = f"this run does not fit: {one.message()}, of which {_USABLE_SHARE:.0%} can be planned with"
-        raise ConfigError(f"{problem}; use a smaller model, budget or limit, or a device with more memory")
-    if max_num_seqs == "auto":
-        return plan(min(fitting, most_num_seqs))
-    if int(max_num_seqs) > fitting:
-        sizes = f"{plan(int(max_num_seqs)).message()}, {_USABLE_SHARE:.0%} of it usable"
-        raise ConfigError(f"{max_num_seqs} slots do not fit: {sizes}; use --slots {fitting} or less, or auto")
-    return plan(int(max_num_seqs))
+        hint = "use a smaller model, budget or limit, or a device with more memory"
+        raise ConfigError(f"this run does not fit: {plan(1).message()}, {of_it}; {hint}")
+    if max_num_seqs != "auto" and fitting < wanted:
+        hint = f"use --slots {fitting} or less, or auto"
+        raise ConfigError(f"{wanted} slots do not fit: {plan(wanted).message()}, {of_it}; {hint}")
+    return plan(fitting)
 
 
 def _prompt_bytes(facts: ModelFacts, shape: CacheShape, tokens: int, *, kernels: bool) -> int:

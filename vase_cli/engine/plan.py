@@ -3,7 +3,7 @@
 Shapes: B rows (max_num_seqs), S cached tokens a row can hold (budget + W), W window (also the eviction interval).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from vase_cli.config.yaml import COMMAND_LINE
 from vase_cli.device import Device, resolve_device
 from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.requests import Request
+from vase_cli.engine.rows import Need, need_of
 from vase_cli.errors import ConfigError
 from vase_cli.eviction.base import EvictionPolicy
 from vase_cli.kernels.ops import TorchOps, select_ops
@@ -42,6 +43,34 @@ class GenerationLimits:
 
 
 @dataclass(frozen=True)
+class Demand:
+    """The texts that an engine is made for.
+
+    Attributes:
+        limits: those of their task.
+        longest_prompt_tokens: of the prompts that are not refused.
+        needs: what each text may come to, the longest first; None for any number of texts, as long as the limits allow.
+    """
+
+    limits: GenerationLimits
+    longest_prompt_tokens: int
+    needs: tuple[Need, ...] | None = None
+
+    @classmethod
+    def of(cls, limits: GenerationLimits, requests: Iterable[Request]) -> "Demand":
+        """All requests of a task, those that are finished already too: a run that goes on has the rows of its start."""
+        requests, most = list(requests), limits.max_total_tokens
+        needs = (need_of(request, limits.max_new_tokens, most) for request in requests)
+        prompts = (len(request.prompt_token_ids) for request in requests)
+        longest_prompt = max((tokens for tokens in prompts if tokens < most), default=1)
+        return cls(limits, longest_prompt, tuple(sorted(needs, key=lambda need: need.text_tokens, reverse=True)))
+
+    def of_any_length(self) -> "Demand":
+        """The same, though any text may end early."""
+        return replace(self, needs=self.needs and tuple(need._replace(certain=False) for need in self.needs))
+
+
+@dataclass(frozen=True)
 class EngineSettings:
     """Sizes and limits of an engine."""
 
@@ -52,11 +81,17 @@ class EngineSettings:
     seed: int  # of the draws of tokens, and of evictions
     max_new_tokens: int | None  # limit on generated tokens; None is no limit but the total
     max_total_tokens: int  # limit on prompt and generated tokens together
+    text_tokens: tuple[int, ...] | None = None  # of each text at most, the longest first; None: any number of texts
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of the longest text that may come."""
+        return self.max_total_tokens if self.text_tokens is None else max((1, *self.text_tokens))
 
     @property
     def cut_at(self) -> int | None:
         """Tokens at which a row is cut, budget + W; None where no row comes to hold so many."""
-        return None if self.budget is None else cut_at(self.budget, self.window, self.max_total_tokens)
+        return None if self.budget is None else cut_at(self.budget, self.window, self.longest_text)
 
     def cache_shape(
         self,
@@ -67,12 +102,19 @@ class EngineSettings:
         *,
         usual_scale: bool = True,
     ) -> CacheShape:
-        """Sizes of the cache, for the memory plan as for the engine; ``usual_scale`` is of a loaded model."""
+        """Sizes of the cache, for the memory plan as for the engine; ``usual_scale`` is of a loaded model.
+
+        Rows are as long as the texts that may come where no row is cut and the backend finds each row's start.
+        """
         cut_at, model = self.cut_at, facts.shape
+        row_tokens = None
+        if cut_at is None and backend.supports_row_starts and self.text_tokens is not None:
+            idle = (1,) * (self.max_num_seqs - len(self.text_tokens))
+            row_tokens = tuple(max(1, tokens) for tokens in self.text_tokens[: self.max_num_seqs]) + idle
         return CacheShape(
             layers=model.layers,
             max_num_seqs=self.max_num_seqs,
-            tokens=cut_at or self.max_total_tokens,
+            tokens=cut_at or self.longest_text,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
             query_heads=model.heads,
@@ -80,7 +122,24 @@ class EngineSettings:
             element_bytes=facts.torch_dtype.itemsize,
             lse=backend.supports_lse and usual_scale,
             ranges=cut_at is not None and "ranges" in policy.needs and ops.scores_in_place(model.head_dim),
+            cut=cut_at is not None,
+            row_tokens=None if row_tokens is None or len(set(row_tokens)) == 1 else row_tokens,
         )
+
+    def row_need(self, request: Request) -> int:
+        """Tokens that a request's row comes to hold at most."""
+        tokens = need_of(request, self.max_new_tokens, self.max_total_tokens).text_tokens
+        return min(tokens, self.cut_at or tokens)
+
+    def length(self, request: Request) -> int:
+        """How long a text is to be, for the order in which texts get their rows.
+
+        The longest are started first, so that none is left alone at the end. Where a text may end early, that is known
+        only of what its row must hold.
+        """
+        if request.ignore_eos:
+            return need_of(request, self.max_new_tokens, self.max_total_tokens).text_tokens
+        return self.row_need(request)
 
     def ends(self, request: Request, new_tokens: int) -> bool:
         """Whether a text has come to its limit with so many generated tokens."""
@@ -160,14 +219,15 @@ class RunPlan:
                 recipe.budget_for(task), task=task, window=recipe.window, token_limit=total, dense_tokens=dense_tokens
             )
         limits = GenerationLimits(budget, recipe.max_new_tokens or max_new_tokens, total)
-        check_settings(self.policy, self.settings(limits, max_num_seqs=1, longest_prompt_tokens=total))
+        check_settings(self.policy, self.settings(Demand(limits, total), max_num_seqs=1))
         return limits
 
-    def settings(self, limits: GenerationLimits, *, max_num_seqs: int, longest_prompt_tokens: int) -> EngineSettings:
-        """Settings of an engine, whose rows are no longer than the longest prompt and the limits need."""
+    def settings(self, demand: Demand, *, max_num_seqs: int) -> EngineSettings:
+        """Settings of an engine, whose rows are no longer than the texts it is made for need."""
+        limits = demand.limits
         total = limits.max_total_tokens
-        if limits.max_new_tokens is not None:
-            total = min(total, longest_prompt_tokens + limits.max_new_tokens)
+        if demand.needs is None and limits.max_new_tokens is not None:
+            total = min(total, demand.longest_prompt_tokens + limits.max_new_tokens)
         return EngineSettings(
             budget=limits.budget_tokens,
             window=self.recipe.window,
@@ -176,6 +236,7 @@ class RunPlan:
             seed=self.recipe.seed,
             max_new_tokens=limits.max_new_tokens,
             max_total_tokens=total,
+            text_tokens=None if demand.needs is None else tuple(need.text_tokens for need in demand.needs),
         )
 
 

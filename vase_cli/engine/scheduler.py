@@ -8,15 +8,24 @@ from vase_cli.engine.sequence import Sequence
 
 
 class Scheduler:
-    """First come, first served: a row that is free takes the next request at once.
+    """The longest first, those as long in the order given: a row that is free takes the next request at once.
 
-    ``max_num_seqs`` are the rows of the cache; ``eviction_key`` is as in :class:`~vase_cli.engine.sequence.Sequence`.
+    ``max_num_seqs`` are the rows of the cache; ``length`` says how long a request is, and ``fits`` whether a row is
+    long enough for it; ``eviction_key`` is as in :class:`~vase_cli.engine.sequence.Sequence`.
     """
 
-    def __init__(self, max_num_seqs: int, eviction_key: Callable[[Request], int]) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        eviction_key: Callable[[Request], int],
+        length: Callable[[Request], int],
+        fits: Callable[[Request, int], bool],
+    ) -> None:
         self.rows: list[Sequence | None] = [None] * max_num_seqs
         self._waiting: deque[Request] = deque()
         self._eviction_key = eviction_key
+        self._length = length
+        self._fits = fits
 
     @property
     def has_work(self) -> bool:
@@ -24,16 +33,16 @@ class Scheduler:
         return bool(self._waiting) or any(self.rows)
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Queue requests behind those that wait."""
-        self._waiting.extend(requests)
+        """Queue requests, among as long ones behind those that wait."""
+        self._waiting = deque(sorted((*self._waiting, *requests), key=self._length, reverse=True))
 
     def schedule(self) -> Iterator[Sequence]:
-        """Offer the next request to each row while it is free; the caller starts the sequence, or else refuses it.
+        """Offer the next request to each row that fits while it is free; the caller starts the sequence or refuses it.
 
         Where starting it fails with an exception, the request goes on waiting.
         """
         for row in range(len(self.rows)):
-            while self._waiting and self.rows[row] is None:
+            while self._waiting and self.rows[row] is None and self._fits(self._waiting[0], row):
                 request = self._waiting[0]
                 sequence = Sequence(request, row, self._eviction_key(request))
                 yield sequence
@@ -57,9 +66,10 @@ class Scheduler:
         self.rows[sequence.row] = None
 
     def restart(self, max_num_seqs: int) -> None:
-        """Go on with other rows: the requests of running sequences wait again, first, in the order of their start."""
+        """Go on with other rows: what ran waits again, among requests as long first, in the order of its start."""
         unfinished = sorted(self.running(), key=lambda sequence: sequence.started_s)
-        self._waiting.extendleft(sequence.request for sequence in reversed(unfinished))
+        waiting, self._waiting = self._waiting, deque(sequence.request for sequence in unfinished)
+        self.add(waiting)
         self.rows = [None] * max_num_seqs
 
     def clear(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vase_cli.attention.base import AttentionBackend, LSEOut
+from vase_cli.attention.base import AttentionBackend, LSEOut, RowPlaces
 from vase_cli.engine.cache import StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 
@@ -72,6 +72,8 @@ class DecodeStep:
         """Attend once the new states are in the cache: queries (B, Hq, D) to (B, Hq, D)."""
         cache = self.cache
         place = (queries, cache.keys[layer], cache.values[layer], self.seq_lens, self.longest, scale)
+        if cache.row_starts is not None:
+            return self.backend.decode(*place, row_places=RowPlaces(cache.row_starts, cache.shape.tokens))
         if cache.lse is None:
             return self.backend.decode(*place)
         lse_out = LSEOut(cache.lse[layer], cache.shape.candidates, self.text_positions)

@@ -11,7 +11,7 @@ from typing import Protocol
 from vase_cli import plugins
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.factory import EngineFactory
-from vase_cli.engine.plan import GenerationLimits, RunPlan
+from vase_cli.engine.plan import Demand, GenerationLimits, RunPlan
 from vase_cli.engine.requests import Completion, Event, NewToken, NewTokens, Notice, Request
 from vase_cli.errors import ConfigError, DataError
 from vase_cli.evaluation.comparison import FinishedRun
@@ -61,7 +61,8 @@ class Job:
     """A task as requests to an engine.
 
     ``prompts`` is by problem id, ``longest`` the tokens of the longest of them. ``requests`` holds by id each request
-    and its problem, all problems once, then again: a run that is stopped early has seen as many problems as it could.
+    and its problem, all problems once, then again: a run that is stopped early has seen as many problems as it could,
+    but for an engine that takes the longest first. ``demand`` is what all of them ask of an engine.
     """
 
     def __init__(self, factory: EngineFactory, task: EvalTask, *, raw: bool = False) -> None:
@@ -79,6 +80,7 @@ class Job:
             name = f"{task.task.name}/{problem.id}"
             request = Request(f"{name}/{sample}", self.prompts[problem.id].token_ids, name, sample)
             self.requests[request.id] = request, problem
+        self.demand = Demand.of(task.limits, (request for request, _ in self.requests.values()))
 
     def missing(self, finished: Container[str]) -> list[Request]:
         """The requests whose ids are not among the finished ones."""
@@ -133,8 +135,7 @@ def evaluate(
     run = describe_run(plan, tasks, command, raw=raw)
     path = None if root is None else root / run.name
     jobs = [Job(factory, task, raw=raw) for task in tasks]
-    needed = [(job.task.limits, job.longest) for job in jobs]
-    memory = factory.memory(needed, sum(len(job.requests) for job in jobs), _max_num_seqs(plan, path))
+    memory = factory.memory([job.demand for job in jobs], _max_num_seqs(plan, path))
     anew = () if root is None or (root / run.name).exists() else why_anew(root, run)
     if path is None or not path.exists():
         factory.load()  # weights that cannot be loaded leave no folder behind
@@ -243,9 +244,7 @@ def _finish_job(factory: EngineFactory, job: Job, writer: RunWriter, progress: P
         for sample in job.ungraded(writer.samples):
             grading.submit(sample)
         if missing := job.missing(writer.samples):
-            engine = factory.engine(
-                job.task.limits, max_num_seqs=writer.max_num_seqs, longest_prompt_tokens=job.longest, compiled=compiled
-            )
+            engine = factory.engine(job.demand, max_num_seqs=writer.max_num_seqs, compiled=compiled)
             writer.count(engine)
             for event in events(engine, missing, progress):
                 writer.max_num_seqs = engine.settings.max_num_seqs

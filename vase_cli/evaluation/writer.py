@@ -67,7 +67,7 @@ class RunWriter:
             "decode_s": round(stats.decode_s, 3),
             "weights_bytes": self._plan.facts.weights_bytes,
             "cache_bytes": cache.bytes,
-            "cache_bytes_per_token": cache.kv_bytes // (cache.max_num_seqs * cache.tokens),
+            "cache_bytes_per_token": cache.token_bytes,
             "peak_bytes": self._plan.device.peak_bytes(),
         }
         self._folder.record_session(figures)

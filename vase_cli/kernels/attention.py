@@ -30,16 +30,20 @@ class AttentionConfig(NamedTuple):
 
 
 def attention_config(
-    rows: int, capacity: int, heads: int, head_dim: int, element_bytes: int, processors: int
+    rows: int, capacity: int, heads: int, head_dim: int, element_bytes: int, processors: int, *, even: bool = False
 ) -> AttentionConfig:
     """The division for B rows of S tokens, H KV heads of dim D, on a GPU with so many multiprocessors.
 
     Two or three programs stand on a multiprocessor at a time. Some rounds of them even out what rows of different
-    lengths take, but below 128 tokens a program costs more to start than it does.
+    lengths take. Where rows are ``even``, as those that are cut, one round of them is faster, and a multiprocessor with
+    one program reads further ahead. Below 128 tokens a program costs more to start than it does.
     """
-    wanted = triton.cdiv(8 * processors, rows * heads)
+    programs = rows * heads
+    wanted = 2 * processors // programs if even else triton.cdiv(8 * processors, programs)
+    splits = max(1, min(wanted, triton.cdiv(capacity, 128), 128))
     block = max(16, min(128, _TILE_BYTES // (head_dim * element_bytes)))
-    return AttentionConfig(splits=max(1, min(wanted, triton.cdiv(capacity, 128), 128)), block=block)
+    stages = 4 if even and splits == 1 and programs < 8 * processors else 3
+    return AttentionConfig(splits, block, stages)
 
 
 def decode_attention(
@@ -52,24 +56,31 @@ def decode_attention(
     lse: Tensor | None = None,
     candidates: int = 0,
     text_positions: Tensor | None = None,
+    row_starts: Tensor | None = None,
+    longest_row: int | None = None,
     config: AttentionConfig | None = None,
 ) -> None:
     """Attend with one query of each row to the tokens that the row holds.
 
     Args:
         queries: (B, Hq, D), D a power of two from 16 to 256; bf16, fp16 or fp32.
-        keys, values: (B, S, H, D), contiguous, of the same dtype; one row has fewer than 2^31 elements.
+        keys, values: (B, S, H, D), contiguous, of the same dtype; one row has fewer than 2^31 elements. With
+            ``row_starts`` they are (N, H, D), the N slots of all rows.
         seq_lens: (B,) int32, tokens from slot 0 on that each row attends to.
         scale: factor on q·k.
         out: (B, Hq, D), written; zeros where a row holds nothing.
         lse, candidates, text_positions: see :class:`vase_cli.attention.base.LSEOut`; an empty row writes nothing.
+        row_starts, longest_row: see :class:`vase_cli.attention.base.RowPlaces`; None for rows of S slots. The bits of
+            a row are those that it has in rows of ``longest_row`` slots.
         config: how the work is divided; None is :func:`attention_config`.
     """
     rows, query_heads, head_dim = queries.shape
-    capacity, heads = keys.shape[1:3]
+    heads = keys.shape[-2]
+    capacity = keys.shape[1] if longest_row is None else longest_row
     if config is None:
         processors = _processors(queries.device)
-        config = attention_config(rows, capacity, heads, head_dim, keys.element_size(), processors)
+        sizes = (rows, capacity, heads, head_dim, keys.element_size())
+        config = attention_config(*sizes, processors, even=lse is not None)  # which a method that cuts asks for
     splits, block, stages, warps = config
     group = query_heads // heads
     if splits > 1:
@@ -79,7 +90,7 @@ def decode_attention(
         parts, weights = out, seq_lens
     window = 1 if lse is None else lse.shape[1]
     _attend[(heads, splits, rows)](
-        queries, keys, values, seq_lens, parts, weights, lse, text_positions, scale * _LOG2_E,
+        queries, keys, values, seq_lens, parts, weights, lse, text_positions, row_starts, scale * _LOG2_E,
         capacity, rows, candidates, window, heads=heads, group=group, group_rows=max(16, triton.next_power_of_2(group)),
         head_dim=head_dim, splits=splits, block=block, stages=stages, num_warps=warps,
     )  # fmt: skip
@@ -99,9 +110,9 @@ def _processors(device: torch.device) -> int:
 
 @triton.jit
 def _attend(
-    queries, keys, values, seq_lens, parts, weights, lse, text_positions, scale, capacity, rows, candidates, window,
-    heads: tl.constexpr, group: tl.constexpr, group_rows: tl.constexpr, head_dim: tl.constexpr, splits: tl.constexpr,
-    block: tl.constexpr, stages: tl.constexpr,
+    queries, keys, values, seq_lens, parts, weights, lse, text_positions, row_starts, scale, capacity, rows, candidates,
+    window, heads: tl.constexpr, group: tl.constexpr, group_rows: tl.constexpr, head_dim: tl.constexpr,
+    splits: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     tokens = tl.load(seq_lens + row)
@@ -119,7 +130,10 @@ def _attend(
     query = tl.load(queries + places, mask=is_query, other=0.0)
 
     offsets = tl.arange(0, block)
-    row_start = row.to(tl.int64) * capacity * heads * head_dim + head * head_dim
+    first_slot = row.to(tl.int64) * capacity
+    if row_starts is not None:
+        first_slot = tl.load(row_starts + row)
+    row_start = first_slot * heads * head_dim + head * head_dim
     tile = offsets[:, None] * (heads * head_dim) + dims[None, :]
     maximum = tl.full([group_rows], float("-inf"), tl.float32)
     total = tl.zeros([group_rows], tl.float32)

@@ -38,6 +38,7 @@ def rotate_and_append(
     active: Tensor,
     ring: Tensor | None,
     out: Tensor,
+    row_starts: Tensor | None = None,
 ) -> None:
     """Turn one token's projections into a rotated query, and append its rotated key and its value to the row.
 
@@ -47,20 +48,22 @@ def rotate_and_append(
         cos, sin: (P, D), any float dtype, rotations by position.
         text_positions: (B,) int64, below P.
         q_weight, k_weight, eps: (D,), RMS norm of each query or key head before the rotation; None for none.
-        keys, values: (B, S, H, D), contiguous; written at slot ``lengths``.
+        keys, values: (B, S, H, D), contiguous; written at slot ``lengths``. With ``row_starts`` they are (N, H, D).
         lengths: (B,) int32, tokens each row holds already.
         active: (B,) int32; of a row with 0, and of one that is full, nothing but ``out`` is written.
         ring: (B, W, Hq, D), contiguous; the query is also written at the position modulo W. None for none.
         out: (B, Hq, D), contiguous, written: the queries. D is a power of two, at least 16.
+        row_starts: (B + 1,) int64, the slot where each row begins, and where the last one ends; None for rows of S.
     """
     rows, query_heads, head_dim = out.shape
-    capacity, heads = keys.shape[1:3]
+    capacity, heads = keys.shape[-3:-1]
     block = max(1, 512 // head_dim)
     query_blocks, head_blocks = triton.cdiv(query_heads, block), triton.cdiv(heads, block)
     _rotate_and_append[(rows, query_blocks + 2 * head_blocks)](
         qkv, bias, cos, sin, text_positions, q_weight, k_weight, eps, keys, values, lengths, active, ring, out,
-        capacity, 1 if ring is None else ring.shape[1], query_heads=query_heads, heads=heads, head_dim=head_dim,
-        block=block, query_blocks=query_blocks, head_blocks=head_blocks, num_warps=1, enable_fp_fusion=False,
+        row_starts, capacity, 1 if ring is None else ring.shape[1], query_heads=query_heads, heads=heads,
+        head_dim=head_dim, block=block, query_blocks=query_blocks, head_blocks=head_blocks, num_warps=1,
+        enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -135,8 +138,8 @@ def _store_halves(target, start, head, inside, low, high, head_dim: tl.constexpr
 
 @triton.jit
 def _rotate_and_append(
-    qkv, bias, cos, sin, text_positions, q_weight, k_weight, eps, keys, values, lengths, active, ring, out, capacity,
-    window, query_heads: tl.constexpr, heads: tl.constexpr, head_dim: tl.constexpr, block: tl.constexpr,
+    qkv, bias, cos, sin, text_positions, q_weight, k_weight, eps, keys, values, lengths, active, ring, out, row_starts,
+    capacity, window, query_heads: tl.constexpr, heads: tl.constexpr, head_dim: tl.constexpr, block: tl.constexpr,
     query_blocks: tl.constexpr, head_blocks: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = qkv.dtype.element_ty
@@ -144,9 +147,13 @@ def _rotate_and_append(
     part = tl.program_id(1)
     position = tl.load(text_positions + row)
     length = tl.load(lengths + row)
+    first_slot = row * capacity
+    if row_starts is not None:
+        first_slot = tl.load(row_starts + row)
+        capacity = tl.load(row_starts + row + 1) - first_slot
     appends = (tl.load(active + row) != 0) & (length < capacity)
     states = row * (query_heads + 2 * heads) * head_dim
-    slot = (row * capacity + length) * heads * head_dim
+    slot = (first_slot + length) * heads * head_dim
     if part < query_blocks:
         head = part * block + tl.arange(0, block)
         inside = (head < query_heads)[:, None]

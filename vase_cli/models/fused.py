@@ -113,6 +113,7 @@ class FusedForward:
             rotate_and_append(
                 projected, layer.bias, self._cos, self._sin, step.text_positions, layer.query_norm, layer.key_norm,
                 self._eps, cache.keys[number], cache.values[number], cache.lengths, step.active, ring, queries,
+                cache.row_starts,
             )  # fmt: skip
             return step.attend_to_cache(number, queries, self._scale)
 

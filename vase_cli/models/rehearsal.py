@@ -16,15 +16,16 @@ from vase_cli.models.describe import ModelFacts, quiet
 from vase_cli.models.language_model import INTERFACE, LanguageModel
 
 _VOCABULARY = 1024  # no weights of a vocabulary beside the real ones
+_ROOM = 1.1  # of the real weights' bytes: what must be free for both
 
 
 @contextlib.contextmanager
 def rehearsal(config: PreTrainedConfig, facts: ModelFacts, device: torch.device) -> Iterator[None]:
     """Run it beside what the context does, and wait for its end; nothing is said of a fault, the real model has it too.
 
-    Nothing runs for a device without kernels.
+    Nothing runs for a device without kernels, or with hardly more memory than the weights take.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or torch.cuda.mem_get_info(device)[0] < _ROOM * facts.weights_bytes:
         yield
         return
     thread = None

@@ -22,12 +22,16 @@ class ForwardStep(Protocol):
 
 
 class CacheTensors(Protocol):
-    """The tensors of a cache that a fused forward writes to: states (L, B, S, H, D), queries (L, B, W, Hq, D)."""
+    """The tensors of a cache that a fused forward writes to: states (L, B, S, H, D), queries (L, B, W, Hq, D).
+
+    With ``row_starts``, (B + 1,) int64, states are (L, N, H, D), the N slots of all rows.
+    """
 
     keys: Tensor
     values: Tensor
     queries: Tensor | None
     lengths: Tensor
+    row_starts: Tensor | None
 
 
 class DecodeStep(ForwardStep, Protocol):

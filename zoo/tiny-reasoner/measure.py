@@ -24,6 +24,7 @@ import torch
 
 from vase_cli import LLM, plugins
 from vase_cli.config.budget import Ratio, resolve_budget
+from vase_cli.engine.plan import Demand
 from vase_cli.engine.requests import Request
 from vase_cli.evaluation.repetition import has_repetition
 from vase_cli.tasks.recurrence import TASK, held_out_problems
@@ -77,9 +78,9 @@ def run(job: Job, *, folder: Path, problems: int, device: str) -> dict[str, Any]
     )
     limits = llm.plan.limits(None, max_new_tokens=TASK.max_new_tokens, max_total_tokens=TASK.max_total_tokens)
     prompts = {name: llm.encode(problem.prompt).token_ids for name, problem in asked.items()}
-    rows, longest = min(len(asked), MOST_SLOTS[llm.plan.device.type]), max(map(len, prompts.values()))
-    engine = llm.engine(limits, max_num_seqs=rows, longest_prompt_tokens=longest)
     requests = [Request(name, token_ids, name) for name, token_ids in prompts.items()]
+    rows = min(len(asked), MOST_SLOTS[llm.plan.device.type])
+    engine = llm.engine(Demand.of(limits, requests), max_num_seqs=rows)
     right = loops = unfinished = errors = tokens = 0
     with plugins.load("graders", TASK.grader)() as grader:
         for done in engine.generate(requests):
