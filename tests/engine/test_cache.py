@@ -102,6 +102,18 @@ def test_write_fills_a_row_from_slot_0():
     assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
 
 
+def test_slots_of_several_rows_are_filled_at_a_time():
+    cache = filled()
+    expected = snapshot(cache)
+    keys, values = torch.randn(8, 2, 6), torch.randn(8, 2, 6)
+    slots = [*cache.slots(3, 5), *cache.slots(0, 3)]
+    cache.write_slots(1, torch.tensor(slots), keys, values)
+    for name, states in (("keys", keys), ("values", values)):
+        expected[name][1, 3, :5] = states[:5]
+        expected[name][1, 0, :3] = states[5:]
+    assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
+
+
 def test_written_positions_are_followed_by_those_to_come():
     cache = filled()
     expected = snapshot(cache)
@@ -117,7 +129,7 @@ def test_reset_puts_one_row_into_text_order():
     expected = snapshot(cache)
     for name in ("slot_mapping", "positions"):
         expected[name][:, 2] = torch.arange(11)
-    cache.reset(2)
+    cache.reset(torch.tensor([2]))
     assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in expected.items())
 
 
@@ -129,7 +141,8 @@ def test_the_ring_holds_the_last_queries_of_each_row(prompt: int):
     starts = [prompt + row for row in range(4)]
     for row, layer in itertools.product(range(4), range(3)):
         last = texts[row, : starts[row], layer][-3:]
-        cache.write_queries(layer, row, last, starts[row] - last.shape[0])
+        places = [cache.ring_place(row, position) for position in range(starts[row])[-3:]]
+        cache.write_queries(layer, torch.tensor(places), last)
     for step in range(9):
         positions = torch.tensor([start + step for start in starts])
         for row in range(4):
@@ -145,7 +158,7 @@ def test_the_ring_holds_the_last_queries_of_each_row(prompt: int):
 def test_a_cache_without_a_ring_takes_no_queries():
     cache = filled(CacheShape(**(vars(SHAPE) | {"query_window": 0})))
     cache.keep_queries(0, torch.ones(4, 4, 6), torch.arange(4))
-    cache.write_queries(0, 0, torch.ones(2, 4, 6), 0)
+    cache.write_queries(0, torch.arange(2), torch.ones(2, 4, 6))
     assert cache.queries is None
 
 
@@ -163,7 +176,7 @@ def test_rows_of_different_lengths_stand_behind_each_other_and_take_what_they_ho
     for row, tokens in ((2, 5), (0, 6), (3, 1)):
         keys, values = torch.randn(3, tokens, 2, 6), torch.randn(3, tokens, 2, 6)
         for one in (cache, uniform):
-            one.reset(row)
+            one.reset(torch.tensor([row]))
             one.write(slice(0, 3), row, keys, values)
     active, new = torch.tensor([1, 1, 0, 0], dtype=torch.int32), torch.randn(2, 4, 2, 6)
     for one in (cache, uniform):
@@ -221,7 +234,7 @@ def test_nothing_that_is_kept_moves_when_rows_are_used():
     cache.append(0, torch.ones(4, 2, 6), torch.ones(4, 2, 6), torch.ones(4, dtype=torch.int32))
     cache.write(slice(0, 1), 0, torch.ones(1, 2, 2, 6), torch.ones(1, 2, 2, 6))
     cache.write_positions(slice(0, 1), 0, torch.ones(1, 2, 2, dtype=torch.int32), 2)
-    cache.reset(0)
+    cache.reset(torch.tensor([0]))
     cache.evict(torch.ones(1, 2, 8), None, torch.tensor([0]), torch.tensor([11]))
     cache.clear(0)
     assert {name: getattr(cache, name).data_ptr() for name in FIELDS} == places

@@ -7,6 +7,7 @@ import torch
 from helpers.caches import FIELDS, snapshot, stored_anyhow
 
 from vase_cli import plugins
+from vase_cli.attention.base import PromptPack
 from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import Cut, CutSubject, Cutter
 from vase_cli.engine.steps import DecodeStep, PrefillStep
@@ -14,6 +15,7 @@ from vase_cli.eviction.base import CacheView, EvictionPolicy
 from vase_cli.kernels.ops import TorchOps
 from vase_cli.randomness import SequenceNoise
 
+CPU = torch.device("cpu")
 LAYERS, ROWS, HEADS, GROUP, HEAD_DIM, BUDGET, WINDOW = 3, 4, 2, 2, 16, 12, 4
 EVICTING = [name for name in plugins.names("eviction") if plugins.load("eviction", name).evicts]
 
@@ -22,13 +24,14 @@ def make_cache(policy: EvictionPolicy) -> StaticCache:
     shape = CacheShape(
         LAYERS, ROWS, BUDGET + WINDOW, HEADS, HEAD_DIM, HEADS * GROUP, WINDOW if "queries" in policy.needs else 0, 4
     )
-    return StaticCache(shape, torch.float32, torch.device("cpu"), TorchOps())
+    return StaticCache(shape, torch.float32, CPU, TorchOps())
 
 
 class Echo:
     """An attention backend that only notes which tokens each row attends to."""
 
     name = "echo"
+    supports_packs = False
     held: list[int]
 
     def prefill(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
@@ -120,13 +123,13 @@ def test_rows_hold_what_plain_lists_hold_over_many_cuts(method: str, protect_pro
         if step in starts:
             row, prompt = starts[step]
             text = texts[row] = ListText(policy, row, prompt, key=step + 7)
-            cache.reset(row)
-            prefill = PrefillStep(cache, backend, cutter, text.subject())
+            cache.reset(torch.tensor([row]))
+            prefill = PrefillStep(cache, backend, cutter, [text.subject()], PromptPack([prompt], CPU))
             for layer in range(LAYERS):
                 states = (part[layer, None, :prompt] for part in (text.queries, text.keys, text.values))
                 prefill.attend(layer, *states, 1.0)
-            bad_layer = prefill.bad_layer()
-            assert bad_layer is None if prompt <= BUDGET else bad_layer.tolist() == [LAYERS]
+            bad_layers = prefill.bad_layers()
+            assert bad_layers is None if prompt <= BUDGET else bad_layers.tolist() == [LAYERS]
             cache.lengths[row] = text.cached
             text.check(cache)
         active = torch.tensor([int(row in texts) for row in range(ROWS)], dtype=torch.int32)
@@ -230,8 +233,8 @@ def test_a_prompts_cut_is_looked_at_once_for_all_layers(tokens: int):
     cutter = Cutter(policy, cache, BUDGET, WINDOW, on_cut=lambda row, decided: seen.append((row, decided)))
     abandoned, text = (ListText(policy, 2, tokens, key) for key in (5, 6))
     for prompt, layers in ((abandoned, LAYERS - 1), (text, LAYERS)):
-        cache.reset(2)
-        prefill = PrefillStep(cache, Echo(), cutter, prompt.subject())
+        cache.reset(torch.tensor([2]))
+        prefill = PrefillStep(cache, Echo(), cutter, [prompt.subject()], PromptPack([tokens], CPU))
         for layer in range(layers):
             assert not seen
             states = (part[layer, None, :tokens] for part in (prompt.queries, prompt.keys, prompt.values))

@@ -18,8 +18,10 @@ from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 from vase_cli.engine.engine import Engine
 from vase_cli.engine.plan import Demand, EngineSettings, GenerationLimits
-from vase_cli.engine.requests import Completion, Notice
+from vase_cli.engine.prefill import Prefill
+from vase_cli.engine.requests import Completion, Notice, Request
 from vase_cli.engine.sampling import sample
+from vase_cli.engine.sequence import Sequence
 from vase_cli.eviction.base import CacheView
 from vase_cli.kernels.ops import TorchOps, select_ops
 from vase_cli.kernels.ranking import best
@@ -202,6 +204,35 @@ def test_tokens_of_a_mixture_do_not_depend_on_neighbors_or_order(
     assert engine._loop is not None and engine._loop._graph is not None
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.inference_mode()
+def test_a_prompts_states_are_the_same_bits_in_any_pack(backend: str, model_folder: Callable[..., Path]):
+    model = load_on_gpu(model_folder("qwen3", head_dim=128, hidden_size=256, dtype="bfloat16"), "bfloat16")
+    assert model.packs
+    model.reserve(2200)
+    generator = torch.Generator().manual_seed(0)
+    lengths = [3, 300, 64, 1, 129, 2100, 65]
+    prompts = [torch.randint(1, 90, (length,), generator=generator).tolist() for length in lengths]
+    engine = make_engine(model, "full", backend, max_num_seqs=len(lengths), max_total_tokens=2200)
+
+    def states(order: list[int]) -> dict[int, list[torch.Tensor]]:
+        """Logits, keys and values of some prompts in a pack."""
+        sequences = [Sequence(Request(str(of), tuple(prompts[of]), str(of)), row, 0) for row, of in enumerate(order)]
+        prefill = Prefill(model, engine.cache, engine._backend, None, sequences)
+        prefill.advance(None)
+        made = (engine.cache.keys, engine.cache.values)
+        return {
+            of: [prefill.logits[row].clone(), *(part[:, row, : lengths[of]].clone() for part in made)]
+            for row, of in enumerate(order)
+        }
+
+    together = states(list(range(len(lengths))))
+    assert all(part.isfinite().all() for parts in together.values() for part in parts)
+    for order in ([5, 0, 6, 1, 4, 2, 3], [5], [1], [0], [4, 2], [3]):
+        for of, parts in states(order).items():
+            assert all(torch.equal(part, own) for part, own in zip(parts, together[of], strict=True)), (order, of)
+
+
 @pytest.mark.parametrize(
     ("family", "way"),
     [*itertools.product(["qwen3", "qwen2", "llama", "qwen3_moe"], ["fused", "transformers"]), ("qwen3", "compiled")],
@@ -296,8 +327,8 @@ def test_a_cut_through_its_graph_is_that_of_a_batch(name: str, monkeypatch: pyte
             getattr(one, part).normal_(generator=generator)
             getattr(many, part).copy_(getattr(one, part))
     for row in range(7):
-        one.reset(row)
-        many.reset(row)
+        one.reset(torch.tensor([row], device=GPU))
+        many.reset(torch.tensor([row], device=GPU))
     subjects = [CutSubject(row, 1000 + row, 20 + row, 400 + row) for row in (4, 0, 6, 2, 1)]
     bad = torch.cat([by_graph.cut([subject]) for subject in subjects])
     assert torch.equal(bad, as_batch.cut(subjects)) and (bad == 3).all()

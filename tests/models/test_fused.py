@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.engines import make_engine, make_requests, token_ids
-from helpers.kernels import DEVICE, MARKS, triton_ops
+from helpers.kernels import DEVICE, HALF, MARKS, triton_ops
 from torch import Tensor
 
 from vase_cli import plugins
+from vase_cli.attention.base import PromptPack
 from vase_cli.attention.triton import TritonAttention
 from vase_cli.config.schema import ModelEntry
 from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 from vase_cli.engine.engine import Engine
+from vase_cli.engine.requests import Request
 from vase_cli.eviction.base import CacheView
-from vase_cli.models import fused
+from vase_cli.models import fused, prefill
 from vase_cli.models.fused import FAMILIES, FusionError
 from vase_cli.models.language_model import LanguageModel
 from vase_cli.models.load import load
@@ -172,8 +174,32 @@ def test_a_long_prompts_mlp_runs_in_pieces(
     model.fuse()
     requests = make_requests()[4:5]
     expected = token_ids(make_engine(model, "full", max_new_tokens=4), requests)
-    monkeypatch.setattr(fused, "MLP_TOKENS_AT_ONCE", 16)
+    monkeypatch.setattr(prefill, "MLP_TOKENS_AT_ONCE", 16)
     assert token_ids(make_engine(model, "full", max_new_tokens=4), requests) == expected
+
+
+def test_prompts_in_packs_give_the_tokens_of_prompts_alone(model_folder: Callable[..., Path]):
+    """Of layers that pause, with a prompt that is cut; in half precision, in which kernels compute all products."""
+    model = load_model(model_folder("qwen3"), str(HALF).removeprefix("torch."))
+    model.fuse()
+    assert model.packs
+    settings = make_engine(model, "vase-attnv", max_new_tokens=3).settings
+    packs = []
+
+    class Noted(AnywhereAttention):
+        def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float, pack: PromptPack | None = None):
+            packs.append(pack.bounds)
+            return super().prefill(queries, keys, values, scale, pack)
+
+    def generated(requests: list[Request], **changes: int) -> dict[str, tuple[int, ...]]:
+        policy = plugins.load("eviction", "vase-attnv")()
+        return token_ids(Engine(model, policy, Noted(), replace(settings, **changes), ops=triton_ops()), requests)
+
+    requests = make_requests()[:3]
+    together = generated(requests)
+    assert set(packs) == {(0, 3, 33, 44)}
+    assert generated(requests[::-1], prefill_chunk=8, prefill_tokens=20) == together
+    assert {key: text for request in requests for key, text in generated([request]).items()} == together
 
 
 @pytest.mark.parametrize("method", ["snapkv", "vase-attnv"])
@@ -224,7 +250,7 @@ def test_value_ranges_kept_between_cuts_change_no_cut(name: str):
             for row in range(2):
                 new = cut == 0 or (cut == 1 and row == 1)
                 if new:
-                    cache.reset(row)
+                    cache.reset(torch.tensor([row], device=DEVICE))
                 fresh = slice(0, 40) if new else slice(32, 40)
                 cache.keys[:, row, fresh] = states[0, :, row, fresh]
                 cache.values[:, row, fresh] = states[1, :, row, fresh]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from vase_cli.attention.base import LSEOut, RowPlaces
+from vase_cli.attention.base import LSEOut, PromptPack, RowPlaces
 from vase_cli.errors import ConfigError
 
 
@@ -12,6 +12,7 @@ class FlashAttention2:
 
     name = "flash_attention_2"
     supports_lse = False
+    supports_packs = True
     supports_row_starts = False
 
     def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
@@ -30,15 +31,15 @@ class FlashAttention2:
         if head_dim > 256 or head_dim % 8:
             raise ConfigError(f"flash_attention_2 cannot serve a head dim of {head_dim}: use --attention sdpa")
 
-    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """Causal attention of one prompt; see :meth:`AttentionBackend.prefill`."""
+    def prefill(
+        self, queries: Tensor, keys: Tensor, values: Tensor, scale: float, pack: PromptPack | None = None
+    ) -> Tensor:
+        """Causal attention of prompts; see :meth:`AttentionBackend.prefill`."""
         from flash_attn import flash_attn_varlen_func
 
-        tokens = queries.shape[0]
-        bounds = torch.arange(2, dtype=torch.int32, device=queries.device) * tokens
-        out: Tensor = flash_attn_varlen_func(
-            queries, keys, values, bounds, bounds, tokens, tokens, softmax_scale=scale, causal=True
-        )
+        pack = pack or PromptPack((queries.shape[0],), queries.device)
+        bounds, longest = (pack.starts, pack.starts), (pack.longest, pack.longest)
+        out: Tensor = flash_attn_varlen_func(queries, keys, values, *bounds, *longest, softmax_scale=scale, causal=True)
         return out
 
     def decode(

@@ -1,18 +1,18 @@
-"""Decoding with the package's own split attention kernel, on CUDA devices with Triton; shapes as in ``base``."""
+"""Attention with the package's own kernels, on CUDA devices with Triton; shapes as in ``base``."""
 
 import torch
 from torch import Tensor
 
-from vase_cli.attention.base import LSEOut, RowPlaces
-from vase_cli.attention.sdpa import SDPA
+from vase_cli.attention.base import LSEOut, PromptPack, RowPlaces
 from vase_cli.errors import ConfigError
 
 
-class TritonAttention(SDPA):
-    """Needs Triton, which comes with PyTorch for CUDA; prompts are prefilled as with ``sdpa``."""
+class TritonAttention:
+    """Needs Triton, which comes with PyTorch for CUDA."""
 
     name = "triton"
     supports_lse = True
+    supports_packs = True
     supports_row_starts = True
 
     def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
@@ -28,6 +28,18 @@ class TritonAttention(SDPA):
             raise ConfigError(f"triton cannot compute in {dtype}: use --dtype bfloat16, or --attention sdpa")
         if head_dim & (head_dim - 1) or not 16 <= head_dim <= 256:
             raise ConfigError(f"triton cannot serve a head dim of {head_dim}: use --attention sdpa")
+
+    def prefill(
+        self, queries: Tensor, keys: Tensor, values: Tensor, scale: float, pack: PromptPack | None = None
+    ) -> Tensor:
+        """Causal attention of prompts; see :meth:`AttentionBackend.prefill`."""
+        from vase_cli.kernels.prompt_attention import block_of, prompt_attention
+
+        pack = pack or PromptPack((queries.shape[0],), queries.device)
+        queries, keys, values = (states.contiguous() for states in (queries, keys, values))
+        out = torch.empty_like(queries)
+        prompt_attention(queries, keys, values, pack.blocks(block_of(queries)), scale, out)
+        return out
 
     def decode(
         self, queries: Tensor, cached_keys: Tensor, cached_values: Tensor, seq_lens: Tensor, longest: int | None,

@@ -143,15 +143,15 @@ class StaticCache:
         stored: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
         return {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in stored.items()}
 
-    def reset(self, row: int) -> None:
-        """Make a row ready for a text: token j of each head is at position j and stands in slot j."""
+    def reset(self, rows: Tensor) -> None:
+        """Make rows, (n,) int64, ready for texts: token j of each head is at position j and stands in slot j."""
         if not self.shape.cut:
             return
         text_order = torch.arange(self.shape.tokens, dtype=torch.int32, device=self.keys.device)
-        self.slot_mapping[:, row] = text_order
-        self.positions[:, row] = text_order
+        self.slot_mapping[:, rows] = text_order
+        self.positions[:, rows] = text_order
         if self.ranges is not None:
-            self.ranges[:, row] = -1.0
+            self.ranges.index_fill_(1, rows, -1.0)
 
     def states(self, row: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one row, (L, S, H, D) each, S its own: views."""
@@ -177,6 +177,20 @@ class StaticCache:
         if self.queries is not None:
             self.queries[layer, self._rows, text_positions % self.shape.query_window] = queries
 
+    def slots(self, row: int, tokens: int) -> range:
+        """The storage slots of a row's first tokens, among those of all rows."""
+        start = row * self.shape.tokens if self.row_starts is None else self._bounds[row]
+        return range(start, start + tokens)
+
+    def ring_place(self, row: int, text_position: int) -> int:
+        """Where the ring holds a query, among the places of all rows."""
+        return row * self.shape.query_window + text_position % self.shape.query_window
+
+    def write_slots(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Fill some slots of a layer, (T,) int64, see :meth:`slots`: keys and values (T, H, D), in any rows."""
+        for states, new in ((self.keys, keys), (self.values, values)):
+            states[layer].view(-1, *new.shape[1:]).index_copy_(0, slots, new)
+
     def write(self, layers: slice, row: int, keys: Tensor, values: Tensor) -> None:
         """Fill some layers of a row from slot 0: keys and values (G, T, H, D) for G layers."""
         tokens = keys.shape[1]
@@ -191,11 +205,10 @@ class StaticCache:
         self.positions[layers, row, :, :tokens] = positions
         self.positions[layers, row, :, tokens:] = coming
 
-    def write_queries(self, layer: int, row: int, queries: Tensor, first_position: int) -> None:
-        """Put the queries of consecutive text positions, (T, Hq, D) with T <= W, into a row's ring."""
+    def write_queries(self, layer: int, places: Tensor, queries: Tensor) -> None:
+        """Put queries (T, Hq, D) into the ring, at (T,) int64 places, see :meth:`ring_place`."""
         if self.queries is not None:
-            places = torch.arange(first_position, first_position + queries.shape[0], device=queries.device)
-            self.queries[layer, row, places % self.shape.query_window] = queries
+            self.queries[layer].view(-1, *queries.shape[1:]).index_copy_(0, places, queries)
 
     def evict(self, scores: Tensor, must_keep: Tensor | None, rows: Tensor, seq_lens: Tensor) -> Tensor:
         """Cut full rows, layer * B + row, back to C tokens in each head; ``lengths`` stay as they are.

@@ -98,7 +98,7 @@ class Cutter:
         self._cache = cache
         self._thresholds = thresholds
         self._on_cut = on_cut
-        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []  # of the items cut so far, see _look
+        self._seen: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}  # of the prompt's layers cut so far, by row
         self._batches = policy.batches and cache.ops.scores_in_place(cache.shape.head_dim)
         self._items_at_once = max(1, scores_bytes // _item_bytes(cache.shape, self._batches))
         self._layers = torch.arange(cache.shape.layers, device=cache.keys.device)
@@ -152,15 +152,14 @@ class Cutter:
         rows = (batch.rows[:, None] + self._first_rows).flatten()
         items = EvictionBatch(rows, *torch.stack(batch[1:])[..., None].repeat(1, 1, count).flatten(1))
         stored = self._cache.by_storage_row()
-        finite = []
-        self._seen.clear()
+        finite, seen = [], []
         for together in self._batches_of(sequences):
             part = EvictionBatch(*(numbers[together] for numbers in items))
             view = self._view(part, layers[together], **stored)
             scores = self._scores(view)
-            self._look(view, scores)
+            seen += self._look(view, scores)
             finite.append(self._cache.evict(scores, self.policy.prompt_mask(view), part.rows, part.seq_lens))
-        self._report(batch.rows, batch.seq_lens)
+        self._report(batch.rows, batch.seq_lens, seen)
         of_items = finite[0] if len(finite) == 1 else torch.cat(finite)
         return self.first_bad_layer(of_items.view(sequences, count))
 
@@ -191,21 +190,22 @@ class Cutter:
             raise ConfigError(f"method {type(self.policy).__name__}: {found}, and must be {expected} torch.float32")
         return scores
 
-    def _look(self, view: CacheView, scores: Tensor) -> None:
-        """Note positions, scores and what stays of N items, see :class:`Cut`, where someone wants to know."""
-        if self._on_cut is not None:
-            kept = best_mask(scores, self.budget - self.window, must_keep=self.policy.prompt_mask(view))
-            self._seen.append((view.candidate_positions.int().cpu(), scores.cpu(), kept.cpu()))
+    def _look(self, view: CacheView, scores: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Positions, scores and what stays of N items, see :class:`Cut`; nothing where nobody wants to know."""
+        if self._on_cut is None:
+            return []
+        kept = best_mask(scores, self.budget - self.window, must_keep=self.policy.prompt_mask(view))
+        return [(view.candidate_positions.int().cpu(), scores.cpu(), kept.cpu())]
 
-    def _report(self, rows: Tensor, seq_lens: Tensor) -> None:
-        """Hand on what was noted of all layers of n sequences, whose rows and lengths are (n,) int64."""
+    def _report(self, rows: Tensor, seq_lens: Tensor, seen: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Hand on what was seen of all layers of n sequences, whose rows and lengths are (n,) int64."""
         if self._on_cut is not None:
-            noted = (torch.cat(parts).unflatten(0, (len(rows), -1)) for parts in zip(*self._seen, strict=True))
+            noted = (torch.cat(parts).unflatten(0, (len(rows), -1)) for parts in zip(*seen, strict=True))
             for row, *decided in zip(rows.tolist(), seq_lens.tolist(), *noted, strict=True):
                 self._on_cut(row, Cut(*decided))
 
     def prompt_layers_at_once(self, tokens: int) -> int:
-        """Number of layers whose states, of a prompt of so many tokens, are kept and cut together."""
+        """Number of layers whose states, of prompts of so many tokens together, are kept and then cut."""
         shape = self._cache.shape
         layer_bytes = 2 * tokens * shape.kv_heads * shape.head_dim * shape.element_bytes
         return max(1, _PROMPT_BYTES // layer_bytes) if self._batches else 1
@@ -232,10 +232,10 @@ class Cutter:
         self._cache.write(among, subject.row, keys.gather(1, wide), values.gather(1, wide))
         self._cache.write_positions(among, subject.row, positions.gather(2, kept), tokens)
         if first_layer == 0:
-            self._seen.clear()
-        self._look(view, scores)
+            self._seen[subject.row] = []
+        self._seen[subject.row] += self._look(view, scores)
         if among.stop == self._cache.shape.layers:
-            self._report(torch.tensor([subject.row]), items.seq_lens[:1])
+            self._report(torch.tensor([subject.row]), items.seq_lens[:1], self._seen.pop(subject.row))
         return finite
 
     def _batches_of(self, sequences: int) -> Iterator[slice]:

@@ -2,7 +2,7 @@
 
 A fixed number of rows of the static cache; a finished sequence frees its row for the next request at once
 (continuous batching). Rows are packed from storage slot 0 with their own lengths; a text is
-prefilled by itself and every decode step runs over all rows, so the shape of all arithmetic, and with
+prefilled without regard to those beside it and every decode step runs over all rows, so all arithmetic, and with
 counter-based randomness every token, is the same whoever the neighbors are.
 
 On a GPU the host runs one step ahead: it launches a step before it has read the tokens of the one before, which it
@@ -22,11 +22,12 @@ from typing import Literal
 
 import torch
 
-from vase_cli.attention.base import AttentionBackend
+from vase_cli.attention.base import AttentionBackend, upload
 from vase_cli.engine.cache import StaticCache
 from vase_cli.engine.cut import Cut, CutSubject, Cutter
 from vase_cli.engine.decoding import DecodeLoop, PendingOutput, SlotState, set_row
 from vase_cli.engine.plan import EngineSettings, check_settings
+from vase_cli.engine.prefill import Prefill, next_pack
 from vase_cli.engine.requests import (
     Completion,
     EngineStats,
@@ -38,12 +39,10 @@ from vase_cli.engine.requests import (
     Request,
     RowCut,
 )
-from vase_cli.engine.sampling import sample
 from vase_cli.engine.scheduler import Scheduler
 from vase_cli.engine.sequence import Batch, BatchEntry, Sequence
-from vase_cli.engine.steps import PrefillStep
-from vase_cli.engine.timing import StepTimer, mark, milliseconds
-from vase_cli.errors import ConfigError, ModelError, first_line
+from vase_cli.engine.timing import StepTimer, milliseconds
+from vase_cli.errors import ModelError, first_line
 from vase_cli.eviction.base import EvictionPolicy
 from vase_cli.kernels.ops import TorchOps, select_ops
 from vase_cli.models.language_model import LanguageModel
@@ -102,6 +101,7 @@ class Engine:
         self._run_ahead = not record_cuts and (self._cuda if run_ahead is None else run_ahead)
         self._cutter: Cutter | None = None
         self._loop: DecodeLoop | None = None
+        self._prefill: Prefill | None = None
         eviction_key = partial(_stream_key, settings.seed, "eviction")
         self._scheduler = Scheduler(settings.max_num_seqs, eviction_key, settings.length, self._fits)
         self._launched: deque[Batch] = deque()
@@ -152,27 +152,18 @@ class Engine:
         finally:
             self._launched.clear()
             self._recorded.clear()
+            self._prefill = None
             self._scheduler.clear()
             for sequence in self._scheduler.running():
                 self._finish(sequence)
 
     def step(self) -> Iterator[Event]:
-        """Schedule the requests that wait, launch a decode step, and process the output that the host is due."""
+        """Go on with the prompts that wait, launch a decode step, and process the output that the host is due."""
         loop = self._prepared()
         while self._notices:
             yield Notice(self._notices.pop(0))
-        for sequence in self._scheduler.schedule():
-            try:
-                self.settings.check_prompt(sequence.prompt_tokens)
-                self.cache.shape.check(self.settings.row_need(sequence.request))
-            except ConfigError as refusal:
-                yield BatchEntry(sequence, 0, 0).completion("error", f"{sequence.request.id}: {refusal}")
-                continue
-            self._launched.append(self._prefill(sequence))
-            if not self._run_ahead:
-                yield from self._process(self._launched.popleft())
-        running = [sequence for sequence in self._scheduler.running() if not self._at_limit(sequence)]
-        if running:
+        yield from self._fill_rows()
+        if running := list(filter(self._generates, self._scheduler.running())):
             self._launched.append(self._decode(loop, running))
         ahead = self._run_ahead and bool(running)  # then the step just launched stays on its way
         while self._launched and not (ahead and sum(batch.phase == "decode" for batch in self._launched) <= 1):
@@ -191,8 +182,9 @@ class Engine:
         for row, (request, held) in enumerate(zip(requests, cached_tokens, strict=True)):
             sequence = Sequence(request, row, _stream_key(self.settings.seed, "eviction", request), cached_tokens=held)
             self._scheduler.start(sequence)
-            self.cache.reset(row)
-            self._activate(sequence)
+            at = upload([row], self._model.device)
+            self.cache.reset(at)
+            self._activate([sequence], at)
             set_row(self._state.tokens, row, 1)
             set_row(self._state.token_keys, row, _stream_key(self.settings.seed, "tokens", request))
 
@@ -206,44 +198,58 @@ class Engine:
             self._read_s = time.perf_counter()  # what is compiled and captured is not decoding
         return self._loop
 
-    def _prefill(self, sequence: Sequence) -> Batch:
-        """Launch a prompt's prefill into its row, and the draw of its first token."""
-        request, row, prompt_tokens = sequence.request, sequence.row, sequence.prompt_tokens
-        sequence.cached_tokens = prompt_tokens
-        subject = CutSubject(row, sequence.eviction_key, prompt_tokens, prompt_tokens)
-        step = PrefillStep(self.cache, self._backend, self._cutter, subject)
-        start = mark(self._model.device)
-        self.cache.reset(row)
-        token_ids = torch.tensor(request.prompt_token_ids, dtype=torch.int64)
-        if self._cuda:
-            token_ids = token_ids.pin_memory()
-        token_ids = token_ids.to(self._model.device, non_blocking=self._cuda)
-        logits = self._model.prefill(token_ids, step)
-        set_row(self._state.token_keys, row, _stream_key(self.settings.seed, "tokens", request))
-        token_keys = self._state.token_keys[row : row + 1]
-        positions = torch.full_like(token_keys, prompt_tokens)
-        seen = self._state.see_prompt(row, token_ids)
-        token, finite = sample(logits, self.settings.sampling, token_keys, positions, self._ops, seen)
-        if seen is not None:
-            seen.scatter_(1, token[:, None], True)
-        finite, bad_layer = finite.long(), step.bad_layer()
-        if bad_layer is not None:
-            self._note_cut(sequence)
-        output = PendingOutput(token, finite, bad_layer)
-        self._state.tokens[row : row + 1] = token
-        sequence.num_launched = 1
-        self._scheduler.start(sequence)
-        self._activate(sequence)
-        cut_place = None if bad_layer is None else 0
-        entry = BatchEntry(sequence, sequence.cached_tokens, sequence.num_cuts, cut_place=cut_place)
-        return Batch("prefill", (entry,), output, (start, mark(self._model.device)))
+    def _fill_rows(self) -> Iterator[Event]:
+        """Launch prompts into the rows that are free; only so much of them at a time while others generate."""
+        most_work, done = self.settings.prefill_chunk * self.cache.shape.layers, 0
+        while not (others := any(map(self._generates, self._scheduler.running()))) or done < most_work:
+            if self._prefill is None:
+                packs = self._model.packs and self._backend.supports_packs
+                most_tokens = self.settings.prefill_tokens if packs else 0
+                sequences, refused = next_pack(self._scheduler, self.settings, self.cache.shape, most_tokens)
+                for sequence, problem in refused:
+                    yield BatchEntry(sequence, 0, 0).completion("error", f"{sequence.request.id}: {problem}")
+                if not sequences:
+                    return
+                self._prefill = Prefill(self._model, self.cache, self._backend, self._cutter, sequences)
+            done += self._prefill.advance(most_work - done if others else None)
+            if self._prefill.logits is not None:
+                self._launched.append(self._start(self._prefill))
+                self._prefill = None
+                if not self._run_ahead:
+                    yield from self._process(self._launched.popleft())
 
-    def _activate(self, sequence: Sequence) -> None:
-        """Let a row take part in the next steps, unless its text is at its limit already."""
-        set_row(self.cache.lengths, sequence.row, sequence.cached_tokens)
-        set_row(self._state.text_positions, sequence.row, sequence.prompt_tokens)
-        if not self._at_limit(sequence):
-            set_row(self._state.active, sequence.row, 1)
+    def _start(self, prefill: Prefill) -> Batch:
+        """Launch the draw of first tokens, and let the rows of a pack take part in the next steps."""
+        sequences = prefill.sequences
+        keys = upload(
+            [_stream_key(self.settings.seed, "tokens", seq.request) for seq in sequences], prefill.rows.device
+        )
+        output = prefill.draw(self.settings.sampling, keys, self._state)
+        entries, cuts = [], 0
+        for place, sequence in enumerate(sequences):
+            sequence.cached_tokens = sequence.prompt_tokens
+            sequence.num_launched = 1
+            sequence.status = "running"
+            cut_place = None
+            if self._cutter is not None and sequence.prompt_tokens > self._cutter.budget:
+                self._note_cut(sequence)
+                cut_place = cuts
+                cuts += 1
+            entries.append(BatchEntry(sequence, sequence.cached_tokens, sequence.num_cuts, place, cut_place))
+        self._activate(sequences, prefill.rows)
+        return Batch("prefill", tuple(entries), output, prefill.marks)
+
+    def _activate(self, sequences: SequenceOf[Sequence], rows: torch.Tensor) -> None:
+        """Let rows, (n,) int64, take part in the next steps, but for those of texts at their limit already."""
+        numbers = [(seq.cached_tokens, seq.prompt_tokens, not self._at_limit(seq)) for seq in sequences]
+        lengths, positions, active = upload(numbers, rows.device).unbind(1)
+        self.cache.lengths.index_copy_(0, rows, lengths.int())
+        self._state.text_positions.index_copy_(0, rows, positions)
+        self._state.active.index_copy_(0, rows, active.int())
+
+    def _generates(self, sequence: Sequence) -> bool:
+        """Whether a sequence is through its prefill, and not at its limit."""
+        return sequence.status == "running" and not self._at_limit(sequence)
 
     def _decode(self, loop: DecodeLoop, running: SequenceOf[Sequence]) -> Batch:
         """Launch one step of all rows, and the cuts that are due after it."""
@@ -293,9 +299,9 @@ class Engine:
             self.stats.decode_tokens += len(entries)
             self._read_s = now
         else:
-            seconds = milliseconds(*batch.marks) / 1000.0
+            seconds = sum(milliseconds(*part) for part in batch.marks) / 1000.0
             self.stats.prefill_s += seconds
-            self.stats.prefill_tokens += batch.entries[0].sequence.prompt_tokens
+            self.stats.prefill_tokens += sum(entry.sequence.prompt_tokens for entry in batch.entries)
             self._read_s += seconds
         layers = self.cache.shape.layers
         failed: dict[int, int] = {}  # first bad layer by row
@@ -349,11 +355,11 @@ class Engine:
 
     def _shrink(self, memory_error: str) -> Notice:
         """Start again with three quarters of the rows; unfinished requests go back to the head of the queue."""
-        unfinished = tuple(sequence.request for sequence in self._scheduler.running())
+        unfinished = tuple(sequence.request for sequence in self._scheduler.running() if sequence.status == "running")
         self._scheduler.restart(0)  # nothing to free, should the rebuilding fail
         self._launched.clear()
         self._recorded.clear()
-        self._cutter = self._loop = None
+        self._cutter = self._loop = self._prefill = None
         del self.cache, self._state
         while memory_error:
             if self.settings.max_num_seqs == 1:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from vase_cli.device import readable_bytes
 from vase_cli.engine.cache import CacheShape
 from vase_cli.engine.cut import KERNEL_PROMPT_BYTES, working_bytes
+from vase_cli.engine.plan import PREFILL_TOKENS
 from vase_cli.errors import ConfigError
 from vase_cli.models.describe import ModelFacts
-from vase_cli.models.fused import MLP_TOKENS_AT_ONCE
 from vase_cli.models.language_model import MOST_RESERVED_TOKENS
+from vase_cli.models.prefill import MLP_TOKENS_AT_ONCE
 
 _SPARE_SHARE = 0.1  # of the free memory that is not planned with: it is for what others take meanwhile
 _MOST_SPARE_BYTES = 4 * 2**30
@@ -106,8 +107,9 @@ def plan_memory(
     return plan(fitting)
 
 
-def _prompt_bytes(facts: ModelFacts, shape: CacheShape, tokens: int, *, kernels: bool) -> int:
-    """States and activations that exist at a time while a prompt is prefilled."""
+def _prompt_bytes(facts: ModelFacts, shape: CacheShape, longest: int, *, kernels: bool) -> int:
+    """States and activations that exist at a time while prompts of up to so many tokens are prefilled."""
+    tokens = longest
     queries, states = shape.query_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
     # Of a dense MLP: gate, up and their product; of a mixture: the product, and what each expert of a token makes of
     # it, by transformers beside a copy of the token's state, and scaled, and in another order.
@@ -115,9 +117,12 @@ def _prompt_bytes(facts: ModelFacts, shape: CacheShape, tokens: int, *, kernels:
     inner = facts.mlp + max(2 * facts.mlp, of_experts)
     if not kernels:
         return tokens * shape.element_bytes * (4 * facts.hidden + inner + 2 * (queries + states))
-    attention = tokens * (2 * facts.hidden + 3 * queries + 2 * states)
-    mlp = tokens * (4 * facts.hidden + queries) + min(tokens, MLP_TOKENS_AT_ONCE) * inner
-    cut = KERNEL_PROMPT_BYTES if tokens > shape.tokens else 0
+    if shape.element_bytes == 2:  # then there are packs, and a kernel for gate, up and their product
+        tokens = max(tokens, min(PREFILL_TOKENS, tokens * shape.max_num_seqs))
+        inner = inner if facts.experts_per_token else facts.mlp
+    attention = tokens * (3 * facts.hidden + 2 * queries + 2 * states)
+    mlp = tokens * 4 * facts.hidden + min(tokens, MLP_TOKENS_AT_ONCE) * inner
+    cut = KERNEL_PROMPT_BYTES if longest > shape.tokens else 0
     return max(attention, mlp) * shape.element_bytes + cut
 
 

@@ -27,6 +27,8 @@ from vase_cli.models.identity import at_commit, model_files
 from vase_cli.models.random_weights import RandomWeights
 from vase_cli.models.thresholds import Thresholds, load_thresholds
 
+PREFILL_TOKENS = 8192  # the fewest tokens, on an H200, that more of them do not make faster
+
 
 @dataclass(frozen=True)
 class GenerationLimits:
@@ -81,6 +83,8 @@ class EngineSettings:
     seed: int  # of the draws of tokens, and of evictions
     max_new_tokens: int | None  # limit on generated tokens; None is no limit but the total
     max_total_tokens: int  # limit on prompt and generated tokens together
+    prefill_tokens: int = PREFILL_TOKENS  # most tokens of prompts that are computed together; a longer one is alone
+    prefill_chunk: int = 2048  # tokens of prompts after whose work a decode step is due; changes no token of any text
     text_tokens: tuple[int, ...] | None = None  # of each text at most, the longest first; None: any number of texts
 
     @property

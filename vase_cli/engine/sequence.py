@@ -1,6 +1,7 @@
 """The texts that an engine generates, and the batches of them whose output is on its way from the device."""
 
 import time
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -19,7 +20,7 @@ class Sequence:
     request: Request
     row: int
     eviction_key: int  # see :func:`vase_cli.randomness.stream_key`
-    status: Literal["waiting", "running", "finished"] = "waiting"  # "running" while it has its row
+    status: Literal["waiting", "prefill", "running", "finished"] = "waiting"  # it has its row in the middle two
     token_ids: list[int] = field(default_factory=list)
     num_launched: int = 0
     cached_tokens: int = 0
@@ -65,9 +66,9 @@ class BatchEntry(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A launched prefill or decode step; the marks of its start and end are kept for a prefill."""
+    """A launched prefill or decode step; the marks of start and end are kept for each part of a prefill."""
 
     phase: Literal["prefill", "decode"]
     entries: tuple[BatchEntry, ...]
     output: PendingOutput
-    marks: tuple[Mark, Mark] | None = None
+    marks: SequenceOf[tuple[Mark, Mark]] | None = None

@@ -9,7 +9,6 @@ Shapes: T tokens, X experts, K experts of a token, P = T K pairs, N tiles, E wid
 an expert.
 """
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vase_cli.kernels._shared_memory import stages_that_fit
 from vase_cli.kernels.routing import Groups
 
 _ROUTER_ROWS = 64
@@ -106,15 +106,7 @@ def _fitting(config: Config, block: int, weights: int, width: int, inner: int, s
     columns = max(16, min(config.columns, triton.next_power_of_2(width)))
     depth = max(16, min(config.inner * 2 // states.element_size(), triton.next_power_of_2(inner)))
     stage_bytes = (weights * columns + block) * depth * states.element_size()
-    return columns, depth, max(1, min(config.stages, _shared_bytes(states.device) // stage_bytes))
-
-
-@functools.cache
-def _shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may hold, less a little for what is beside the stages."""
-    if device.type != "cuda":
-        return 2**18
-    return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]) - 1024
+    return columns, depth, stages_that_fit(config.stages, stage_bytes, states.device)
 
 
 @triton.jit

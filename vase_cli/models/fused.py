@@ -5,7 +5,7 @@ up another, and the model's parameters become views of them, so that nothing is 
 products stand kernels that do what transformers does in five to ten launches each. Only families whose layers are
 known to be made so are taken, and each model is compared with transformers' own forward before it is used.
 
-Shapes: T tokens (B rows in a decode step, the prompt's tokens in a prefill), V vocabulary, E width of the residual
+Shapes: T tokens of prompts, B rows in a decode step, V vocabulary, E width of the residual
 stream, M width of the MLP, Hq query heads, H KV heads, D head dim.
 """
 
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from vase_cli.attention.base import PromptPack
 from vase_cli.models.experts import Choice, Router, is_mixture, is_stacked, mixture, recorded_choices, take_router
+from vase_cli.models.prefill import Heads, PromptForward, product, run, serves_packs, through_layers
 from vase_cli.models.step import DecodeStep, ForwardStep
 
 FAMILIES = frozenset(
     {"Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Qwen3MoeForCausalLM"}
 )
-MLP_TOKENS_AT_ONCE = 8192  # the MLP of a long prompt runs in pieces of so many tokens: its activations are the widest
 _PROBE_TOKENS = 24
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
@@ -64,6 +65,7 @@ class FusedForward:
         self._head_dim = self._layers[0].projection.shape[0] // (self._heads + 2 * self._kv_heads)
         self._scale = float(model.model.layers[0].self_attn.scaling)
         self._cos = self._sin = torch.empty(0)
+        self.packs = serves_packs(self._layers, self._lm_head)  # whether several prompts may be prefilled together
         self._replaced: list[tuple[Tensor, Tensor]] = []
         self.reserve(_PROBE_TOKENS)
 
@@ -79,26 +81,14 @@ class FusedForward:
 
     def prefill(self, token_ids: Tensor, step: ForwardStep) -> Tensor:
         """One prompt, (T,) int64, to the logits of its last token, (1, V)."""
-        from vase_cli.kernels.decoder import rotate_and_append
+        return run(self.prefill_layers(token_ids, PromptPack(token_ids.shape, token_ids.device), step))
 
-        tokens = token_ids.shape[0]
-        device, dtype = token_ids.device, self._embedding.dtype
-        positions = torch.arange(tokens, device=device)
-        first = torch.zeros(tokens, dtype=torch.int32, device=device)
-        active = torch.ones(tokens, dtype=torch.int32, device=device)
-
-        def attend(number: int, layer: _Layer, projected: Tensor) -> Tensor:
-            # Each token is a row of a cache of one slot: its rotated key and its value lie there alone.
-            queries = torch.empty((tokens, self._heads, self._head_dim), dtype=dtype, device=device)
-            states = torch.empty((2, tokens, 1, self._kv_heads, self._head_dim), dtype=dtype, device=device)
-            rotate_and_append(
-                projected, layer.bias, self._cos, self._sin, positions, layer.query_norm, layer.key_norm, self._eps,
-                states[0], states[1], first, active, None, queries,
-            )  # fmt: skip
-            return step.attend(number, queries[None], states[0, :, 0][None], states[1, :, 0][None], self._scale)[0]
-
-        hidden = self._through_layers(token_ids, attend, last_only=True)
-        return self._linear(hidden, self._lm_head)
+    def prefill_layers(self, token_ids: Tensor, pack: PromptPack, step: ForwardStep) -> PromptForward:
+        """Prompts, (T,) int64, see :class:`PromptForward`."""
+        heads = Heads(self._heads, self._kv_heads, self._head_dim, self._eps, self._scale, self._cos, self._sin)
+        residual = torch.nn.functional.embedding(token_ids, self._embedding)
+        last = yield from through_layers(residual, self._layers, self._norm, heads, pack, step)
+        return product(last, self._lm_head)
 
     def decode(self, tokens: Tensor, step: DecodeStep) -> Tensor:
         """One token of every row, (B,) int64, to logits, (B, V)."""
@@ -117,7 +107,7 @@ class FusedForward:
             )  # fmt: skip
             return step.attend_to_cache(number, queries, self._scale)
 
-        return self._linear(self._through_layers(tokens, attend, last_only=False), self._lm_head)
+        return self._linear(self._through_layers(tokens, attend), self._lm_head)
 
     def prefill_as_chosen(self, token_ids: Tensor, step: ForwardStep, choices: dict[int, Choice]) -> Tensor:
         """As :meth:`prefill`, with the experts that transformers' routers chose, by layer."""
@@ -133,10 +123,8 @@ class FusedForward:
         routers = [(number, layer.router) for number, layer in enumerate(self._layers) if layer.router is not None]
         return max((router.error(choices[number]) for number, router in routers), default=0.0)
 
-    def _through_layers(
-        self, token_ids: Tensor, attend: Callable[[int, _Layer, Tensor], Tensor], *, last_only: bool
-    ) -> Tensor:
-        """The normed last states, (T, E), or of the last token alone, (1, E)."""
+    def _through_layers(self, token_ids: Tensor, attend: Callable[[int, _Layer, Tensor], Tensor]) -> Tensor:
+        """The normed last states, (B, E)."""
         from vase_cli.kernels.decoder import rms_norm
 
         residual = torch.nn.functional.embedding(token_ids, self._embedding)
@@ -145,8 +133,6 @@ class FusedForward:
         for number, layer in enumerate(self._layers):
             attended = attend(number, layer, self._linear(normed, layer.projection))
             delta = self._linear(attended.reshape(residual.shape[0], -1), layer.output)
-            if last_only and number == len(self._layers) - 1:
-                residual, delta, normed = residual[-1:], delta[-1:], normed[-1:]
             rms_norm(residual, layer.mlp_norm, self._eps, normed, delta)
             delta = self._mlp(normed, layer)
             following = self._layers[number + 1].input_norm if number + 1 < len(self._layers) else self._norm
@@ -156,16 +142,12 @@ class FusedForward:
     def _mlp(self, normed: Tensor, layer: _Layer) -> Tensor:
         from vase_cli.kernels.decoder import silu_multiply
 
-        pieces = []
-        for piece in normed.split(MLP_TOKENS_AT_ONCE):
-            if layer.router is not None:
-                pieces.append(mixture(piece, layer.router, layer.gate_up, layer.down))
-                continue
-            gate_up = self._linear(piece, layer.gate_up)
-            activated = gate_up.new_empty((piece.shape[0], gate_up.shape[1] // 2))
-            silu_multiply(gate_up, activated)
-            pieces.append(self._linear(activated, layer.down))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if layer.router is not None:
+            return mixture(normed, layer.router, layer.gate_up, layer.down)
+        gate_up = self._linear(normed, layer.gate_up)
+        activated = gate_up.new_empty((normed.shape[0], gate_up.shape[1] // 2))
+        silu_multiply(gate_up, activated)
+        return self._linear(activated, layer.down)
 
     def _linear(self, states: Tensor, weight: Tensor) -> Tensor:
         from vase_cli.kernels.linear import linear, serves

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from vase_cli.attention.base import PromptPack
 from vase_cli.errors import ModelError, first_line
 from vase_cli.models.compiled import CompiledForward, attend
 from vase_cli.models.describe import ModelFacts
 from vase_cli.models.fused import FusedForward, fuse
+from vase_cli.models.prefill import PromptForward
 from vase_cli.models.step import DecodeStep, ForwardStep
 
 INTERFACE = "vase"
@@ -125,12 +127,16 @@ class LanguageModel:
         if self._fused is not None:
             self._fused.reserve(max(tokens, min(self.facts.max_tokens or 0, MOST_RESERVED_TOKENS)))
 
-    def prefill(self, token_ids: Tensor, step: ForwardStep) -> Tensor:
-        """One prompt, (T,) int64, to the logits of its last token, (1, V)."""
+    @property
+    def packs(self) -> bool:
+        """Whether :meth:`prefill` takes several prompts: no bit of one depends on the others then."""
+        return self._fused is not None and self._fused.packs
+
+    def prefill(self, token_ids: Tensor, pack: PromptPack, step: ForwardStep) -> PromptForward:
+        """The prompts of a pack, (T,) int64; without the fused forward it does not pause."""
         if self._fused is not None:
-            return self._fused.prefill(token_ids, step)
-        positions = torch.arange(token_ids.shape[0], device=token_ids.device)
-        return self.forward(token_ids[None], positions[None], step)
+            return (yield from self._fused.prefill_layers(token_ids, pack, step))
+        return self.forward(token_ids[None], pack.positions[None], step)
 
     def decode(self, tokens: Tensor, step: DecodeStep) -> Tensor:
         """One token of every row, (B,) int64, to logits, (B, V)."""
