@@ -164,8 +164,10 @@ def test_a_refusal_says_what_each_part_takes_and_what_is_free():
 
 def test_with_kernels_the_plan_is_what_an_h200_measured():
     """One slot of Qwen3-8B, a prompt of 2,048 tokens: 17,302,837,760 bytes at the peak."""
-    plan = make_plan(1, sampled=False, longest_prompt_tokens=2048, kernels=True, few_candidates=True)
-    assert make_plan(1, kernels=True).logits_bytes > 10 * plan.logits_bytes
+    plan = make_plan(1, sampled=False, longest_prompt_tokens=2048, kernels=True)
+    # However a token is drawn, kernels make nothing as wide as the vocabulary but logits, here of 2 bytes each.
+    assert make_plan(1, kernels=True).logits_bytes == plan.logits_bytes < make_plan(1, sampled=False).logits_bytes
+    assert plan.logits_bytes >= 2 * FACTS.vocabulary
     assert abs(plan.total_bytes - 17_302_837_760) < 0.01 * 17_302_837_760
     long, longer = (
         make_plan(1, longest_prompt_tokens=tokens, kernels=True).prompt_bytes for tokens in (16_384, 32_768)
@@ -177,9 +179,8 @@ def test_with_kernels_the_plan_is_what_an_h200_measured():
 def test_with_kernels_no_more_than_some_gib_are_left(available: int, spare: float):
     """What is planned was within 1% of what was allocated, and beside it are some hundred MiB on any device."""
     for kernels, left in ((True, spare), (False, available / 10)):
-        changes = {"kernels": kernels, "few_candidates": kernels}
-        plan = make_plan("auto", available=available * GIB, **changes)
-        more = make_plan(plan.max_num_seqs + 1, available=10**15, **changes)
+        plan = make_plan("auto", available=available * GIB, kernels=kernels)
+        more = make_plan(plan.max_num_seqs + 1, available=10**15, kernels=kernels)
         assert plan.total_bytes <= (available - left) * GIB + 1 < more.total_bytes + 2
 
 
@@ -198,7 +199,7 @@ def test_rows_by_need_fit_where_rows_as_long_as_the_longest_do_not():
     needs = [2048 + 100 + 900 * number // 255 for number in range(256)]
     ask = {
         "sampled": True, "longest_prompt_tokens": 1000, "available_bytes": 139 * GIB, "max_num_seqs": "auto",
-        "most_num_seqs": 256, "kernels": True, "few_candidates": True,
+        "most_num_seqs": 256, "kernels": True,
     }  # fmt: skip
     uniform = plan_memory(FACTS, rows_by_need([max(needs)] * 256), **ask)
     by_need = plan_memory(FACTS, rows_by_need(needs), **ask)
@@ -237,3 +238,5 @@ def test_a_repetition_penalty_has_its_place_in_the_plan():
     # A mask, and at the least a copy of the logits in float32 and what takes its place.
     assert penalized.logits_bytes - plain.logits_bytes >= 8 * FACTS.vocabulary * (1 + 4 + 4)
     assert penalized.cache_bytes == plain.cache_bytes
+    plain, penalized = make_plan(8, kernels=True), make_plan(8, kernels=True, penalized=True)
+    assert penalized.logits_bytes - plain.logits_bytes == 8 * FACTS.vocabulary, "kernels copy nothing"

@@ -10,11 +10,11 @@ from helpers.engines import generate_with_lists, load_model, make_engine, make_r
 
 from vase_cli import plugins
 from vase_cli.config.schema import SamplingParams
-from vase_cli.engine import sampling
 from vase_cli.engine.decoding import DecodeLoop
 from vase_cli.engine.engine import Engine
-from vase_cli.engine.sampling import penalized, sample
-from vase_cli.kernels.ops import TorchOps
+from vase_cli.engine.sampling import sample
+from vase_cli.kernels import ops
+from vase_cli.kernels.ops import TorchOps, penalized
 
 GREEDY = SamplingParams(repetition_penalty=1.3)
 DRAWN = SamplingParams(temperature=1.0, top_k=20, repetition_penalty=1.5)
@@ -118,7 +118,7 @@ def test_a_restart_with_fewer_slots_changes_no_text(model_folder: Callable[..., 
 def test_without_a_penalty_nothing_is_made_or_called(
     model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sampling, "penalized", None)
+    monkeypatch.setattr(ops, "penalized", None)
     engine: Engine = make_engine(load_model(model_folder("qwen3")), "vase-attnv")
     assert engine._state.seen is None
     token_ids(engine, make_requests())

@@ -5,7 +5,6 @@ import torch
 from helpers.logits import LOGITS, exact
 
 from vase_cli.config.schema import SamplingParams
-from vase_cli.engine.sampling import drawn_from_few
 from vase_cli.engine.sampling import sample as sample_with
 from vase_cli.kernels.ops import TorchOps
 from vase_cli.randomness import gumbel, uniform
@@ -97,16 +96,3 @@ def test_a_large_vocabulary_keeps_its_rare_tokens():
     )
     assert abs((tokens == 0).float().mean().item() - 0.5) < 5 * math.sqrt(0.25 / draws)
     assert tokens[tokens != 0].unique().numel() > 0.9 * (tokens != 0).sum().item()
-
-
-@pytest.mark.parametrize(
-    ("params", "few"),
-    [
-        (SamplingParams(), True),
-        (SamplingParams(temperature=0.6, top_k=20, top_p=0.95), True),
-        (SamplingParams(temperature=0.6, top_k=65), False),
-        (SamplingParams(temperature=0.6, top_p=0.95), False),
-    ],
-)
-def test_what_draws_from_few_candidates_is_known_before(params: SamplingParams, few: bool):
-    assert drawn_from_few(params) == few

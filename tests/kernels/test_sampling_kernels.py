@@ -15,7 +15,7 @@ from vase_cli.randomness import gumbel, uniform
 pytestmark = MARKS
 
 # Where all logits are equal, no share of up to 64 candidates adds up to a top_p of these: rounding decides nothing.
-SETTINGS = [
+FROM_FEW = [
     SamplingParams(),
     SamplingParams(temperature=0.6, top_k=20, top_p=0.937),
     SamplingParams(temperature=1.3, top_k=1),
@@ -25,6 +25,20 @@ SETTINGS = [
     SamplingParams(temperature=1.0, top_k=64, top_p=0.0137),
     SamplingParams(temperature=3.0, top_k=64),
 ]
+# Their filters are so strict, or so loose, that the first token asked for is refused often, several times, or never.
+FROM_MANY = [
+    SamplingParams(temperature=0.6, top_p=0.937),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, top_p=0.0137),
+    SamplingParams(temperature=4.0, top_p=0.99983),
+    SamplingParams(temperature=0.7, min_p=0.11),
+    SamplingParams(temperature=2.0, top_k=65),
+    SamplingParams(temperature=5.0, top_k=1000, top_p=0.713, min_p=0.017),
+    SamplingParams(temperature=2.0, top_k=200_000, top_p=0.613),
+]
+SETTINGS = FROM_FEW + FROM_MANY
+TYPICAL = [FROM_FEW[0], FROM_FEW[1], FROM_MANY[0]]
+SEARCHED = FROM_MANY[5]  # for the last of its candidates
 
 
 def draw(*shape: int, seed: int) -> torch.Tensor:
@@ -38,16 +52,7 @@ def names_of(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def by_kernel(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the kernel draws when it is asked itself, which is what the operations draw."""
-    from vase_cli.kernels.sampling import draw
-
-    vocabulary = logits.shape[-1]
-    candidates = min(params.top_k or vocabulary, vocabulary) if params.temperature else 1
-    filters = (params.temperature or 1.0, params.top_p, params.min_p)
-    drawn = draw(logits, candidates, *filters, *names_of(len(logits)))
-    chosen = sample(logits, params, *names_of(len(logits)), triton_ops())
-    assert all(torch.equal(part, other) for part, other in zip(drawn, chosen, strict=True))
-    return drawn
+    return sample(logits, params, *names_of(len(logits)), triton_ops())
 
 
 def by_torch(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +69,7 @@ def assert_draws_as_torch(logits: torch.Tensor, params: SamplingParams) -> None:
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_draws_are_those_of_torch(dtype: torch.dtype, params: SamplingParams):
-    rows = 4 if INTERPRETING else 256
+    rows = 2 if INTERPRETING else 256
     assert_draws_as_torch((3 * draw(rows, 9001, seed=1)).to(dtype).to(DEVICE), params)
 
 
@@ -103,37 +108,65 @@ def test_the_two_zeros_are_one_logit():
     assert by_kernel(logits, SamplingParams())[0].tolist() == [100, 100]
 
 
-@pytest.mark.parametrize("vocabulary", [1, 2, 7, 16, 17, 90, 256, 257, 4096, 4097])
+@pytest.mark.parametrize("vocabulary", [1, 2, 7, 16, 17, 64, 65, 90, 256, 257, 4096, 4097])
 def test_any_vocabulary(vocabulary: int):
     logits = draw(3, vocabulary, seed=vocabulary).to(DEVICE)
-    for params in (SamplingParams(), SamplingParams(temperature=1.0, top_k=20, top_p=0.9)):
+    for params in (*TYPICAL, SEARCHED):
         assert_draws_as_torch(logits, params)
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=0.8, top_k=65),
-        SamplingParams(temperature=0.8),
-        SamplingParams(temperature=1.0, top_p=0.9),
-    ],
-    ids=str,
-)
-def test_what_the_kernel_does_not_serve_is_drawn_by_torch(params: SamplingParams):
-    logits = draw(3, 700, seed=10).to(DEVICE)
-    got = sample(logits, params, *names_of(3), triton_ops())
-    assert all(torch.equal(part, other) for part, other in zip(got, by_torch(logits, params), strict=True))
+@pytest.mark.parametrize("params", FROM_MANY, ids=str)
+def test_no_setting_is_left_to_torch(params: SamplingParams, monkeypatch: pytest.MonkeyPatch):
+    logits = draw(2, 700, seed=10).to(DEVICE)
+    expected = by_torch(logits, params)
+    monkeypatch.delattr(TorchOps, "draw")
+    assert all(torch.equal(part, other) for part, other in zip(by_kernel(logits, params), expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("params", TYPICAL, ids=str)
+@pytest.mark.parametrize("penalty", [0.77, 1.3])
+def test_a_repetition_penalty_gives_the_draws_of_penalized_logits(
+    penalty: float, params: SamplingParams, dtype: torch.dtype
+):
+    logits = (2 * draw(5, 4500, seed=12)).to(dtype).to(DEVICE)
+    seen = draw(5, 4500, seed=13).to(DEVICE) < 0
+    seen[0], seen[1] = False, True
+    logits[3, 4444], seen[3, 4444] = torch.finfo(dtype).max, True
+    logits[4, 4444], seen[4, 4444] = -torch.finfo(dtype).max, True
+    params = SamplingParams(**{**vars(params), "repetition_penalty": penalty})
+    tokens, finite = sample(logits, params, *names_of(5), triton_ops(), seen)
+    expected, finite_by_torch = sample(logits, params, *names_of(5), TorchOps(), seen)
+    assert torch.equal(finite, finite_by_torch) and finite[:3].all()
+    assert torch.equal(tokens[finite], expected[finite])
+    assert finite.tolist()[3:] == [penalty > 1, penalty < 1]
+
+
+@pytest.mark.parametrize("slope", [0.0, 1e-6, 1e-3, 1.0])
+@pytest.mark.parametrize("filters", [{"top_p": 1e-6}, {"top_p": 1e-3}, {"top_p": 0.0713}, {"min_p": 0.917}], ids=str)
+def test_a_draw_that_is_refused_again_and_again_ends_in_the_few_that_are_left(slope: float, filters: dict[str, float]):
+    logits = (slope * torch.arange(9000, 0, -1).float()).expand(4, -1).to(DEVICE)
+    assert_draws_as_torch(logits, SamplingParams(temperature=1.0, **filters))  # type: ignore[arg-type]
+
+
+def test_a_temperature_that_leaves_no_finite_weight_still_draws_a_token():
+    logits = 1e37 * draw(2, 5000, seed=11).to(DEVICE)
+    for params in (SamplingParams(temperature=1e-6, top_p=0.9), SamplingParams(temperature=1e-6, top_k=70)):
+        for signed in (logits, -logits.abs()):
+            tokens, finite = by_kernel(signed, params)
+            assert finite.all() and ((tokens >= 0) & (tokens < 5000)).all()
 
 
 def test_any_strides():
     wide = draw(3, 5000, seed=4).bfloat16().to(DEVICE)
     tall = draw(700, 3, seed=5).to(DEVICE)
     for logits in (wide[:, 3:4505], wide[::2, 1:], wide[1:2].expand(3, -1), tall.T, tall[::2].T):
-        assert_draws_as_torch(logits, SETTINGS[1])
+        for params in (FROM_FEW[1], FROM_MANY[0]):
+            assert_draws_as_torch(logits, params)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("params", SETTINGS[:2], ids=str)
+@pytest.mark.parametrize("params", TYPICAL, ids=str)
 def test_a_row_that_is_not_finite_is_named_and_disturbs_no_other(params: SamplingParams, dtype: torch.dtype):
     logits = draw(9, 5001, seed=6).to(dtype).to(DEVICE)
     clean, _ = by_kernel(logits, params)
@@ -151,11 +184,18 @@ def test_a_row_that_is_not_finite_is_named_and_disturbs_no_other(params: Samplin
     assert torch.equal(finite, by_torch(logits, params)[1])
 
 
+def test_no_candidates_are_searched_in_a_row_that_is_not_finite():
+    logits = draw(2, 3000, seed=14).to(DEVICE)
+    logits[1] = torch.nan
+    tokens, finite = by_kernel(logits, SEARCHED)
+    assert finite.tolist() == [True, False] and tokens.tolist() == [by_torch(logits, SEARCHED)[0][0], 0]
+
+
 def test_a_row_does_not_depend_on_the_others():
     rows = 4 if INTERPRETING else 256
     logits = draw(rows, 5000, seed=7).to(DEVICE)
     keys, positions = names_of(rows)
-    for params in SETTINGS[:2]:
+    for params in TYPICAL:
         together, _ = sample(logits, params, keys, positions, triton_ops())
         for row in range(0, rows, max(1, rows // 16)):
             one = slice(row, row + 1)
@@ -183,22 +223,24 @@ def test_frequencies_are_the_exact_probabilities(params: SamplingParams):
         assert abs(share - probability) < 5 * math.sqrt(max(probability * (1 - probability), 1e-12) / draws)
 
 
-def test_rare_noise_is_exact():
+@pytest.mark.parametrize("vocabulary", [8, 20_000])
+def test_rare_noise_is_exact(vocabulary: int):
     """A uniform number below the spacing of float32 at 1: its noise is large, finite and fine enough to decide."""
     key, position, rare = torch.tensor([7]), torch.tensor([18_860_078]), 4
-    numbers = uniform(key[:, None], position[:, None], torch.arange(8))[0]
+    numbers = uniform(key[:, None], position[:, None], torch.arange(vocabulary))[0]
     assert numbers[rare] < 2.0**-25
     noise = gumbel(numbers)
-    for margin, expected in ((0.01, 0), (-0.01, rare)):
-        logits = torch.full((1, 8), -40.0)
-        logits[0, rare], logits[0, 0] = 0.0, noise[rare] - noise[0] + margin
-        params = SamplingParams(temperature=1.0, top_k=7)
+    common = vocabulary - 8 if vocabulary > 8 else 0
+    for margin, expected in ((0.01, common), (-0.01, rare)):
+        logits = torch.full((1, vocabulary), -40.0)
+        logits[0, rare], logits[0, common] = 0.0, noise[rare] - noise[common] + margin
+        params = SamplingParams(temperature=1.0, top_k=7 if common == 0 else 0)
         tokens, _ = sample(logits.to(DEVICE), params, key.to(DEVICE), position.to(DEVICE), triton_ops())
         assert tokens.tolist() == [expected]
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device")
-@pytest.mark.parametrize("params", SETTINGS[:2], ids=str)
+@pytest.mark.parametrize("params", TYPICAL, ids=str)
 def test_a_captured_graph_draws_from_what_its_inputs_hold_then(params: SamplingParams):
     logits = [draw(16, 20_000, seed=seed).to(DEVICE) for seed in (8, 9)]
     keys, positions = names_of(16)

@@ -10,7 +10,6 @@ from vase_cli.engine.engine import Engine
 from vase_cli.engine.memory import MemoryPlan, plan_memory
 from vase_cli.engine.plan import Demand, RunPlan
 from vase_cli.engine.rows import rows_for
-from vase_cli.engine.sampling import drawn_from_few
 from vase_cli.errors import ConfigError, ModelError
 from vase_cli.models.compiled import WORTHWHILE_STEPS
 from vase_cli.models.fused import FusionError
@@ -131,7 +130,6 @@ class EngineFactory:
             available_bytes=available_bytes - reserved_bytes,
             most_num_seqs=soonest(most_num_seqs or MOST_NUM_SEQS[plan.device.type]),
             kernels=plan.ops.has_kernels,
-            few_candidates=drawn_from_few(plan.recipe.sampling),
             penalized=plan.recipe.sampling.repetition_penalty != 1.0,
         )
         memory = planned(max_num_seqs=max_num_seqs)

@@ -24,6 +24,7 @@ _GREEDY_BYTES_PER_LOGIT = 8
 _SAMPLED_BYTES_PER_LOGIT = 44  # logits and what sampling makes of them: float32, ranks and indices in int64
 _KERNEL_BYTES_PER_LOGIT = 4  # with kernels: logits in half precision, and what is left of them on the way to a token
 _PENALTY_BYTES_PER_LOGIT = 22  # which tokens were seen, and logits in float32 with what the penalty makes of them
+_KERNEL_PENALTY_BYTES_PER_LOGIT = 1  # which tokens were seen
 _ELEMENTS_PER_PAIR = 8  # of a token and one of its experts: where it stands among those of the expert, and its weight
 _PRODUCTS_WORKSPACE_BYTES = 32 * 2**20  # what the vendor's matrix products keep for themselves on a GPU
 
@@ -65,24 +66,22 @@ def plan_memory(
     max_num_seqs: int | str,
     most_num_seqs: int,
     kernels: bool = False,
-    few_candidates: bool = False,
     penalized: bool = False,
 ) -> MemoryPlan:
     """Plan a run; ConfigError, with the figures, if not even one row fits, or not as many as were asked for.
 
     ``cache_shape`` gives the cache's sizes for a number of rows; ``max_num_seqs`` may be "auto", for as many as fit, up
     to ``most_num_seqs``. ``sampled`` says that tokens are not greedy, ``kernels`` that the fused forward and kernels
-    for cuts and sampling are used, ``few_candidates`` that a token is drawn from so few that the kernel for it is,
-    ``penalized`` that there is a repetition penalty.
+    for cuts and sampling are used, ``penalized`` that there is a repetition penalty.
     """
 
     def plan(count: int) -> MemoryPlan:
         shape = cache_shape(count)
-        per_logit = _SAMPLED_BYTES_PER_LOGIT if sampled else _GREEDY_BYTES_PER_LOGIT
-        if kernels and few_candidates:
-            per_logit = _KERNEL_BYTES_PER_LOGIT
-        if penalized:
-            per_logit += _PENALTY_BYTES_PER_LOGIT
+        if kernels:
+            per_logit = _KERNEL_BYTES_PER_LOGIT + (_KERNEL_PENALTY_BYTES_PER_LOGIT if penalized else 0)
+        else:
+            per_logit = _SAMPLED_BYTES_PER_LOGIT if sampled else _GREEDY_BYTES_PER_LOGIT
+            per_logit += _PENALTY_BYTES_PER_LOGIT if penalized else 0
         prompt = _prompt_bytes(facts, shape, longest_prompt_tokens, kernels=kernels)
         return MemoryPlan(
             max_num_seqs=count,

@@ -14,7 +14,7 @@ from vase_cli.engine.cache import CacheShape, StaticCache
 from vase_cli.engine.cut import CutSubject, Cutter
 from vase_cli.engine.decoding import PendingOutput, SlotState
 from vase_cli.engine.plan import EngineSettings
-from vase_cli.engine.sampling import drawn_from_few, sample
+from vase_cli.engine.sampling import sample
 from vase_cli.engine.scheduler import Scheduler
 from vase_cli.engine.sequence import Sequence
 from vase_cli.engine.steps import PrefillStep
@@ -105,8 +105,8 @@ class Prefill:
         assert self.logits is not None
         positions = upload([sequence.prompt_tokens for sequence in self.sequences], self._device)
         drawn: list[tuple[Tensor, Tensor]] = []
-        # What is as wide as the vocabulary is made for one row at a time.
-        together = state.seen is None and drawn_from_few(sampling)
+        # Without kernels, what a draw makes is as wide as the vocabulary: then it is made for one row at a time.
+        together = state.seen is None and self._ops.has_kernels
         for sequence, span in zip(self.sequences, self.pack.spans(), strict=True):
             row = slice(None) if together else slice(len(drawn), len(drawn) + 1)
             seen = state.see_prompt(sequence.row, self._token_ids[span])

@@ -7,11 +7,10 @@ Shapes: B rows, V vocabulary.
 Tokens are ranked by logit, equal logits by the lower id, so a filter keeps the same tokens on every device.
 """
 
-import torch
 from torch import Tensor
 
 from vase_cli.config.schema import SamplingParams
-from vase_cli.kernels.ops import FEW_CANDIDATES, TorchOps
+from vase_cli.kernels.ops import TorchOps
 
 
 def sample(
@@ -23,23 +22,7 @@ def sample(
     ``seen``, (B, V) bool, are the tokens of each row's text so far, None without a penalty. The rest, and what is
     returned, is that of :meth:`TorchOps.draw`.
     """
-    if seen is not None:
-        logits = penalized(logits, seen, params.repetition_penalty)
-    candidates = _candidates(params, logits.shape[-1])
-    return ops.draw(logits, candidates, params.temperature, params.top_p, params.min_p, keys, positions)
-
-
-def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Logits (B, V) in float32, those of ``seen`` tokens divided by the penalty if positive, else multiplied by it."""
-    logits = logits.float()
-    divisor = torch.full((), penalty, dtype=torch.float32, device=logits.device)  # see TorchOps.draw
-    return torch.where(seen, torch.where(logits > 0, logits / divisor, logits * divisor), logits)
-
-
-def drawn_from_few(params: SamplingParams) -> bool:
-    """Whether the kernel draws, where there is one: then nothing as wide as the vocabulary is made but the logits."""
-    return 0 < _candidates(params, FEW_CANDIDATES + 1) <= FEW_CANDIDATES
-
-
-def _candidates(params: SamplingParams, vocabulary: int) -> int:
-    return 1 if params.temperature == 0.0 else min(params.top_k or vocabulary, vocabulary)
+    vocabulary = logits.shape[-1]
+    candidates = 1 if params.temperature == 0.0 else min(params.top_k or vocabulary, vocabulary)
+    filters = (params.temperature, params.top_p, params.min_p)
+    return ops.draw(logits, candidates, *filters, keys, positions, seen, params.repetition_penalty)

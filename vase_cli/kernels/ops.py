@@ -19,8 +19,6 @@ from torch import Tensor
 from vase_cli.kernels.ranking import best, best_mask
 from vase_cli.randomness import SequenceNoise, gumbel, uniform
 
-FEW_CANDIDATES = 64
-"""The most candidates that a kernel draws a token from."""
 _SMALLEST_WEIGHT = 1e-37  # the log of a weight that underflowed to zero stays finite: drawn last, but drawn
 
 
@@ -176,11 +174,12 @@ class TorchOps:
 
     def draw(
         self, logits: Tensor, candidates: int, temperature: float, top_p: float, min_p: float, keys: Tensor,
-        positions: Tensor,
+        positions: Tensor, seen: Tensor | None = None, penalty: float = 1.0,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Draw a token of each row from its best candidates.
 
-        The filters act in the order temperature, top-k, top-p, min-p, each on what the one before left, renormalized.
+        A repetition penalty comes first, see :func:`penalized`; then the filters act in the order temperature, top-k,
+        top-p, min-p, each on what the one before left, renormalized.
         The draw is Gumbel-max over what is left: the token of largest log-probability plus noise that is a function of
         (row key, text position, token id).
 
@@ -189,17 +188,19 @@ class TorchOps:
             candidates: how many of the best tokens to draw from, at most V.
             temperature, top_p, min_p: not negative, 0 is the greedy choice; in (0, 1]; in [0, 1].
             keys, positions: (B,) int64, stream key of each row, and text position of the token to draw.
+            seen, penalty: (B, V) bool, contiguous, the tokens that the penalty is on; None for no penalty.
 
         Returns (B,) int64 token ids, and (B,) bool, whether a row's logits are all finite: where not, the token is in
         range and means nothing.
         """
+        if seen is not None:
+            logits = penalized(logits, seen, penalty)
         finite = logits.isfinite().all(dim=-1)
         safe = logits.masked_fill(~finite[:, None], 0.0)
         if temperature == 0.0:
             return safe.argmax(dim=-1), finite
-        # A tensor on the device: torch would multiply by the reciprocal of a number there, and divide on the CPU.
-        scaled = safe.float() / torch.full((), temperature, dtype=torch.float32, device=logits.device)
-        if is_filtered(logits.shape[-1], candidates, top_p, min_p):
+        scaled = safe.float() / _divisor(temperature, logits.device)
+        if _is_filtered(logits.shape[-1], candidates, top_p, min_p):
             token_ids, log_weights = _filtered(scaled, candidates, top_p, min_p)
         else:
             token_ids, log_weights = torch.arange(logits.shape[-1], device=logits.device).expand_as(scaled), scaled
@@ -207,7 +208,19 @@ class TorchOps:
         return token_ids.gather(-1, (log_weights + noise).argmax(dim=-1, keepdim=True)).squeeze(-1), finite
 
 
-def is_filtered(vocabulary: int, candidates: int, top_p: float, min_p: float) -> bool:
+def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Logits (B, V) in float32, those of ``seen`` tokens divided by the penalty if positive, else multiplied by it."""
+    logits = logits.float()
+    divisor = _divisor(penalty, logits.device)
+    return torch.where(seen, torch.where(logits > 0, logits / divisor, logits * divisor), logits)
+
+
+def _divisor(number: float, device: torch.device) -> Tensor:
+    """A tensor on the device: torch would multiply by the reciprocal of a number there, and divide on the CPU."""
+    return torch.full((), number, dtype=torch.float32, device=device)
+
+
+def _is_filtered(vocabulary: int, candidates: int, top_p: float, min_p: float) -> bool:
     """Whether any filter may leave a token out."""
     return candidates < vocabulary or top_p < 1.0 or min_p > 0.0
 

@@ -15,19 +15,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vase_cli.kernels._logits import penalized
 from vase_cli.kernels._randomness import counted, gumbel, mixed, uniform
+from vase_cli.kernels._ranks import key, rank, ranked_index, ranked_value, value
 
 _SEGMENT = tl.constexpr(16)
 _LOWEST_KEY = tl.constexpr(-0x7F800001)  # of minus infinity, what stands where there is no token
 _NOT_FINITE_KEY = tl.constexpr(0x7FFFFFFF)
 
+MOST_CANDIDATES = 64
 _BLOCK = 4096  # tokens that one program reads in the pass over the logits
 _WARPS = 4
 
 
 def draw(
-    logits: Tensor, candidates: int, temperature: float, top_p: float, min_p: float, keys: Tensor, positions: Tensor
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor, candidates: int, temperature: float, top_p: float, min_p: float, keys: Tensor, positions: Tensor,
+    seen: Tensor | None = None, penalty: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:meth:`TorchOps.draw` from 1 to 64 candidates, at a temperature above 0; the token is 0 where not finite."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -41,13 +45,13 @@ def draw(
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
     _write_peaks[(rows, blocks)](
-        logits, logits.stride(0), vocabulary, segment_peaks, segments, group_peaks, groups, block=_BLOCK,
+        logits, logits.stride(0), seen, penalty, vocabulary, segment_peaks, segments, group_peaks, groups, block=_BLOCK,
         num_warps=_WARPS,
     )  # fmt: skip
     candidate_bits = (candidates - 1).bit_length()
     _draw[(rows,)](
-        logits, logits.stride(0), vocabulary, segment_peaks, segments, group_peaks, groups, candidates, temperature,
-        top_p, min_p, keys, keys.stride(0), positions, positions.stride(0), tokens, finite,
+        logits, logits.stride(0), seen, penalty, vocabulary, segment_peaks, segments, group_peaks, groups, candidates,
+        temperature, top_p, min_p, keys, keys.stride(0), positions, positions.stride(0), tokens, finite,
         group_bits=max((groups - 1).bit_length(), candidate_bits), candidate_bits=candidate_bits,
         member_bits=candidate_bits + (_SEGMENT.value - 1).bit_length(), num_warps=_WARPS,
     )  # fmt: skip
@@ -55,16 +59,20 @@ def draw(
 
 
 @triton.jit
-def _write_peaks(logits, row_stride, vocabulary, segment_peaks, segments, group_peaks, groups, block: tl.constexpr):
+def _write_peaks(
+    logits, row_stride, seen, penalty, vocabulary, segment_peaks, segments, group_peaks, groups, block: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1)
+    logits += row * row_stride
+    if seen is not None:
+        seen += row * vocabulary
     block_segments: tl.constexpr = block // _SEGMENT
     block_groups: tl.constexpr = block_segments // _SEGMENT
     token_ids = number * block + tl.arange(0, block)
-    held = token_ids < vocabulary
-    values = tl.load(logits + row * row_stride + token_ids, mask=held, other=-float("inf")).to(tl.float32)
-    not_finite = held & ((values.to(tl.int32, bitcast=True) & 0x7F800000) == 0x7F800000)
-    peaks = tl.where(not_finite, _NOT_FINITE_KEY, _key(values))
+    values = penalized(logits, seen, penalty, vocabulary, token_ids)
+    not_finite = ((values.to(tl.int32, bitcast=True) & 0x7F800000) == 0x7F800000) & (token_ids < vocabulary)
+    peaks = tl.where(not_finite, _NOT_FINITE_KEY, key(values))
     peaks = tl.max(tl.reshape(peaks, (block_segments, _SEGMENT)), axis=1)
     first = row * segments + number * block_segments
     tl.store(segment_peaks + first + tl.arange(0, block_segments), peaks)
@@ -75,62 +83,40 @@ def _write_peaks(logits, row_stride, vocabulary, segment_peaks, segments, group_
 
 @triton.jit
 def _draw(
-    logits, row_stride, vocabulary, segment_peaks, segments, group_peaks, groups, candidates, temperature, top_p, min_p,
-    keys, keys_stride, positions, positions_stride, tokens, finite,
+    logits, row_stride, seen, penalty, vocabulary, segment_peaks, segments, group_peaks, groups, candidates,
+    temperature, top_p, min_p, keys, keys_stride, positions, positions_stride, tokens, finite,
     group_bits: tl.constexpr, candidate_bits: tl.constexpr, member_bits: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    logits += row * row_stride
+    if seen is not None:
+        seen += row * vocabulary
     group_ids = tl.arange(0, 1 << group_bits)
     peaks = tl.load(group_peaks + row * groups + group_ids, mask=group_ids < groups, other=_LOWEST_KEY)
     row_is_finite = tl.max(peaks, axis=0) != _NOT_FINITE_KEY
-    best = _leaders(_rank(_value(peaks), temperature, group_ids), group_bits, candidate_bits)
-    segment_ids = _members(_index(best), candidate_bits)
+    best = _leaders(rank(tl.div_rn(value(peaks), temperature), group_ids), group_bits, candidate_bits)
+    segment_ids = _members(ranked_index(best), candidate_bits)
     peaks = tl.load(segment_peaks + row * segments + segment_ids, mask=segment_ids < segments, other=_LOWEST_KEY)
-    best = _leaders(_rank(_value(peaks), temperature, segment_ids), member_bits, candidate_bits)
-    token_ids = _members(_index(best), candidate_bits)
-    values = tl.load(logits + row * row_stride + token_ids, mask=token_ids < vocabulary, other=-float("inf"))
-    values = tl.where(row_is_finite, values.to(tl.float32), 0.0)
-    best = _leaders(_rank(values, temperature, token_ids), member_bits, candidate_bits)
+    best = _leaders(rank(tl.div_rn(value(peaks), temperature), segment_ids), member_bits, candidate_bits)
+    token_ids = _members(ranked_index(best), candidate_bits)
+    values = tl.where(row_is_finite, penalized(logits, seen, penalty, vocabulary, token_ids), 0.0)
+    best = _leaders(rank(tl.div_rn(values, temperature), token_ids), member_bits, candidate_bits)
 
-    token_ids = _index(best)
+    token_ids = ranked_index(best)
     places = tl.arange(0, 1 << candidate_bits)
-    log_weights = tl.where(places < candidates, _value(((best + token_ids) >> 32).to(tl.int32)), -float("inf"))
+    log_weights = tl.where(places < candidates, ranked_value(best), -float("inf"))
     weights = tl.exp(log_weights - tl.max(log_weights, axis=0))
     probabilities = tl.div_rn(weights, tl.sum(weights, axis=0))
     largest = tl.sum(tl.where(places == 0, probabilities, 0.0), axis=0)
     beyond = (tl.cumsum(probabilities, axis=0) - probabilities >= top_p) & (top_p < 1.0)
     dropped = (beyond | (probabilities < min_p * largest)) & (places > 0)
-    key = tl.load(keys + row * keys_stride)
+    stream = tl.load(keys + row * keys_stride)
     position = tl.load(positions + row * positions_stride)
-    scores = log_weights + gumbel(uniform(counted(counted(mixed(key.to(tl.uint64)), position), token_ids)))
+    scores = log_weights + gumbel(uniform(counted(counted(mixed(stream.to(tl.uint64)), position), token_ids)))
     chosen = tl.argmax(tl.where(dropped, -float("inf"), scores), axis=0)
     token = tl.sum(tl.where(places == chosen, token_ids, 0), axis=0)
     tl.store(tokens + row, tl.where(row_is_finite, token, 0))
     tl.store(finite + row, row_is_finite)
-
-
-@triton.jit
-def _key(values):
-    """int32 that orders like the float32 value; the two zeros have one key."""
-    bits = (values + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def _value(key):
-    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _rank(values, temperature, indices):
-    """int64 that orders like the scaled value, then by the lower index."""
-    scaled = tl.div_rn(values, temperature)
-    return (_key(scaled).to(tl.int64) << 32) - indices
-
-
-@triton.jit
-def _index(rank):
-    return -rank & 0xFFFFFFFF
 
 
 @triton.jit

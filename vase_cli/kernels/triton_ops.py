@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vase_cli.kernels import sampling, selection, state_scores, token_scores, window_attention
-from vase_cli.kernels.ops import FEW_CANDIDATES, Place, TorchOps, is_filtered
+from vase_cli.kernels import sampling, selection, state_scores, token_scores, vocabulary_sampling, window_attention
+from vase_cli.kernels.ops import Place, TorchOps
 
 _HEAD_DIMS = (16, 32, 64, 128, 256)
 _WIDEST_PROJECTION = 64
@@ -67,9 +67,9 @@ class TritonOps(TorchOps):
 
     def draw(
         self, logits: Tensor, candidates: int, temperature: float, top_p: float, min_p: float, keys: Tensor,
-        positions: Tensor,
+        positions: Tensor, seen: Tensor | None = None, penalty: float = 1.0,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """From few candidates; the greedy choice is from one, at any temperature."""
-        if candidates > FEW_CANDIDATES or not is_filtered(logits.shape[-1], candidates, top_p, min_p):
-            return super().draw(logits, candidates, temperature, top_p, min_p, keys, positions)
-        return sampling.draw(logits, candidates, temperature or 1.0, top_p, min_p, keys, positions)
+        """From few candidates by their own kernels; the greedy choice is from one, at any temperature."""
+        few = candidates <= sampling.MOST_CANDIDATES
+        draw_by_kernel = sampling.draw if few else vocabulary_sampling.draw
+        return draw_by_kernel(logits, candidates, temperature or 1.0, top_p, min_p, keys, positions, seen, penalty)
