@@ -235,7 +235,11 @@ def test_a_prompts_states_are_the_same_bits_in_any_pack(backend: str, model_fold
 
 @pytest.mark.parametrize(
     ("family", "way"),
-    [*itertools.product(["qwen3", "qwen2", "llama", "qwen3_moe"], ["fused", "transformers"]), ("qwen3", "compiled")],
+    [
+        *itertools.product(["qwen3", "qwen2", "llama"], ["fused", "transformers"]),
+        ("qwen3_moe", "fused"),  # transformers' own experts wait for the host in float32
+        ("qwen3", "compiled"),
+    ],
 )
 def test_full_gives_the_tokens_of_the_cpu_in_float32(family: str, way: str, model_folder: Callable[..., Path]):
     folder = model_folder(family, hidden_size=64, **(MIXTURE if family == "qwen3_moe" else {}))

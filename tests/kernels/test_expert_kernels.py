@@ -189,9 +189,9 @@ def test_no_bit_of_a_token_depends_on_the_other_tokens(dtype: torch.dtype, block
 def test_products_fit_into_the_shared_memory_of_a_device(
     dtype: torch.dtype, tokens: int, kibibytes: int, monkeypatch: pytest.MonkeyPatch
 ):
-    from vase_cli.kernels import experts
+    from vase_cli.kernels import _shared_memory, experts
 
-    monkeypatch.setattr(experts, "_shared_bytes", lambda device: kibibytes * 2**10)
+    monkeypatch.setattr(_shared_memory, "_shared_bytes", lambda device: kibibytes * 2**10)
     divided = experts.division(tokens, 8, 128)
     for config, weights, width, inner in ((divided.gate_up, 2, 768, 2048), (divided.down, 1, 2048, 768)):
         states = torch.empty(0, dtype=dtype)
