@@ -84,7 +84,7 @@ class EngineSettings:
     max_new_tokens: int | None  # limit on generated tokens; None is no limit but the total
     max_total_tokens: int  # limit on prompt and generated tokens together
     prefill_tokens: int = PREFILL_TOKENS  # most tokens of prompts that are computed together; a longer one is alone
-    prefill_chunk: int = 2048  # tokens of prompts after whose work a decode step is due; changes no token of any text
+    prefill_chunk: int = PREFILL_TOKENS  # most of them between two decode steps; changes no token of any text
     text_tokens: tuple[int, ...] | None = None  # of each text at most, the longest first; None: any number of texts
 
     @property
