@@ -258,3 +258,30 @@ def test_a_captured_graph_draws_from_what_its_inputs_hold_then(params: SamplingP
     positions += 5
     graph.replay()
     assert torch.equal(tokens, expected[1][0])
+
+
+def test_a_row_goes_on_alone_where_the_other_programs_left_it_no_successor():
+    """Two kernels may come to either side of a top-p with the last bit of a sum."""
+    from vase_cli.kernels import vocabulary_sampling as kernels
+
+    rows, vocabulary = 6, 3000
+    logits = draw(rows, vocabulary, seed=3).to(DEVICE)
+    keys, positions = names_of(rows)
+    size = (rows, 3)
+    peaks, sums = torch.empty((2, *size), device=DEVICE)
+    bests = torch.full((2, *size), -(2**63), dtype=torch.int64, device=DEVICE)
+    masses = torch.full((2, *size), torch.inf, device=DEVICE)  # the first turn's token is refused
+    row_logits, streams = (logits, vocabulary, None, 1.0, vocabulary, 1.0), (keys, 1, positions, 1)
+    sizes = {"block": 1024, "padded_blocks": 4}
+    kernels._sum_blocks[size](*row_logits, peaks, sums, 3, block=1024)
+    kernels._draw_blocks[size](*row_logits, vocabulary, 26.0, -math.inf, *streams, peaks, sums, bests, 3, **sizes)
+
+    def chosen(turns: int) -> list[int]:
+        tokens, finite = torch.empty(rows, dtype=torch.int64, device=DEVICE), torch.empty(rows, dtype=torch.bool)
+        tables = (peaks, sums, bests, masses, 3, turns, tokens, finite.to(DEVICE))
+        kernels._choose[(rows,)](*row_logits, vocabulary, 0.9, 0.0, *streams, *tables, **sizes)
+        return tokens.tolist()
+
+    first = (-bests[0].amax(dim=1) & 0xFFFFFFFF).tolist()
+    assert chosen(2) == chosen(1)
+    assert all(logits[row, token] > logits[row, first[row]] for row, token in enumerate(chosen(2)))

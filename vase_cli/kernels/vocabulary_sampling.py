@@ -31,6 +31,7 @@ _WARPS = 4
 _WEIGHED = tl.constexpr(4096)  # tokens that the one program for a row weighs at a time: some blocks
 _DRAWN = tl.constexpr(1024)  # tokens that it draws from at a time, a block: noise takes longer than to read
 _CHOOSING_WARPS = 8
+_TURNS = 2  # that all programs take together before each row goes on alone: three in a thousand, with a top-p of 0.95
 _NO_MORE = tl.constexpr(0x7FFFFFFF)
 
 
@@ -45,7 +46,10 @@ def draw(
     blocks = triton.cdiv(vocabulary, _BLOCK)
     padded_blocks = triton.next_power_of_2(blocks)
     peaks, sums = torch.empty((2, rows, blocks), dtype=torch.float32, device=logits.device)
-    bests = torch.empty((rows, blocks), dtype=torch.int64, device=logits.device)
+    # With a top-p a draw is refused now and then, and settled sooner by many programs than by the one of its row.
+    turns = _TURNS if top_p < 1 and candidates == vocabulary else 0
+    bests = torch.empty((max(1, turns), rows, blocks), dtype=torch.int64, device=logits.device)
+    masses = torch.empty((turns, rows, blocks), dtype=torch.float32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
     row_logits = (logits, logits.stride(0), seen, penalty, vocabulary, temperature)
@@ -59,9 +63,15 @@ def draw(
         *row_logits, candidates, reach, log_tail, *streams, peaks, sums, bests, blocks, block=_BLOCK,
         padded_blocks=padded_blocks, num_warps=_WARPS,
     )  # fmt: skip
+    tables = (peaks, sums, bests, masses, blocks)
+    sizes = {"block": _BLOCK, "padded_blocks": padded_blocks}
+    for turn in range(turns):
+        if turn:
+            _draw_again[(rows, blocks)](*row_logits, top_p, min_p, *streams, *tables, turn, **sizes, num_warps=_WARPS)
+        _weigh_blocks[(rows, blocks)](*row_logits, *tables, turn, **sizes, num_warps=_WARPS)
     _choose[(rows,)](
-        *row_logits, candidates, top_p, min_p, *streams, peaks, sums, bests, tokens, finite, blocks, block=_BLOCK,
-        padded_blocks=padded_blocks, num_warps=_CHOOSING_WARPS,
+        *row_logits, candidates, top_p, min_p, *streams, *tables, turns, tokens, finite, **sizes,
+        num_warps=_CHOOSING_WARPS,
     )  # fmt: skip
     return tokens, finite
 
@@ -109,18 +119,73 @@ def _draw_blocks(
 
 
 @triton.jit
+def _weigh_blocks(
+    logits, row_stride, seen, penalty, vocabulary, temperature, peaks, sums, bests, masses, blocks, turn,
+    block: tl.constexpr, padded_blocks: tl.constexpr,
+):  # fmt: skip
+    """The sum of weights, in each block, of the tokens that rank above the one that a turn asks for, if it asks."""
+    row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    logits += row * row_stride
+    if seen is not None:
+        seen += row * vocabulary
+    peaks += row * blocks
+    at = (turn * tl.num_programs(0) + row) * blocks
+    best = _best_of(bests + at, blocks, padded_blocks)
+    mass = 0.0
+    if best != LOWEST_RANK:
+        asked = _asked(logits, seen, penalty, vocabulary, temperature, best)[1]
+        if rank(tl.load(peaks + number), number * block) > asked:
+            largest = _of_row(peaks, sums + row * blocks, blocks, padded_blocks)[0]
+            token_ids = number * block + tl.arange(0, block)
+            log_weights = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_ids), temperature)
+            above = _ranked(log_weights, token_ids, token_ids < vocabulary) > asked
+            mass = tl.sum(tl.where(above, tl.exp(log_weights - largest), 0.0), axis=0)
+    tl.store(masses + at + number, mass)
+
+
+@triton.jit
+def _draw_again(
+    logits, row_stride, seen, penalty, vocabulary, temperature, top_p, min_p, keys, keys_stride, positions,
+    positions_stride, peaks, sums, bests, masses, blocks, turn, block: tl.constexpr, padded_blocks: tl.constexpr,
+):  # fmt: skip
+    """What :func:`_draw_blocks` leaves, of tokens that rank above the one that the turn before asked for and lost."""
+    row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    logits += row * row_stride
+    if seen is not None:
+        seen += row * vocabulary
+    before = ((turn - 1) * tl.num_programs(0) + row) * blocks
+    best = tl.full((), LOWEST_RANK, tl.int64)
+    if tl.load(bests + before + number) != LOWEST_RANK:
+        largest, total, _ = _of_row(peaks + row * blocks, sums + row * blocks, blocks, padded_blocks)
+        asked_best = _best_of(bests + before, blocks, padded_blocks)
+        log_weight, asked = _asked(logits, seen, penalty, vocabulary, temperature, asked_best)
+        mass = _mass_of(masses + before, blocks, padded_blocks)
+        if _is_unlikely(log_weight, largest, total, min_p) | (tl.div_rn(mass, total) >= top_p):
+            stream = _stream(keys, keys_stride, positions, positions_stride, row)
+            token_ids = number * block + tl.arange(0, block)
+            log_weights = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_ids), temperature)
+            above = _ranked(log_weights, token_ids, token_ids < vocabulary) > asked
+            best = tl.max(_ranked(log_weights + _noise(stream, token_ids), token_ids, above), axis=0)
+    tl.store(bests + (turn * tl.num_programs(0) + row) * blocks + number, best)
+
+
+@triton.jit
 def _choose(
     logits, row_stride, seen, penalty, vocabulary, temperature, candidates, top_p, min_p, keys, keys_stride, positions,
-    positions_stride, peaks, sums, bests, tokens, finite, blocks, block: tl.constexpr, padded_blocks: tl.constexpr,
+    positions_stride, peaks, sums, bests, masses, blocks, turns, tokens, finite, block: tl.constexpr,
+    padded_blocks: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
     if seen is not None:
         seen += row * vocabulary
     peaks += row * blocks
+    bests += row * blocks
+    masses += row * blocks
+    next_turn = tl.num_programs(0) * blocks
     largest, total, row_is_finite = _of_row(peaks, sums + row * blocks, blocks, padded_blocks)
     numbers = tl.arange(0, padded_blocks)
-    best = tl.max(tl.load(bests + row * blocks + numbers, mask=numbers < blocks, other=LOWEST_RANK), axis=0)
+    best = _best_of(bests, blocks, padded_blocks)
     peaks = _ranked(tl.load(peaks + numbers, mask=numbers < blocks, other=-float("inf")), 0, numbers < blocks)
     floor = tl.full((), LOWEST_RANK, tl.int64)  # at or below it is no candidate
     if row_is_finite & (candidates < vocabulary):
@@ -131,22 +196,60 @@ def _choose(
             count, total = _above(logits, seen, penalty, vocabulary, temperature, peaks, largest, middle, block)
             floor = tl.where(count >= candidates, middle, floor)
             ceiling = tl.where(count >= candidates, ceiling, middle)
+    turn = 0
     asking = row_is_finite
     while asking:
-        token_id = ranked_index(best)
-        log_weight = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_id), temperature)
-        asked = rank(log_weight, token_id)
-        dropped = (asked <= floor) | (tl.div_rn(tl.exp(log_weight - largest), total) < min_p * tl.div_rn(1.0, total))
+        # Sums in another kernel may end in another bit: what it took for drawn, and left no successor to, may not be.
+        is_some = best != LOWEST_RANK
+        log_weight, asked = _asked(logits, seen, penalty, vocabulary, temperature, tl.where(is_some, best, 0))
+        asked = tl.where(is_some, asked, floor)
+        dropped = (asked <= floor) | _is_unlikely(log_weight, largest, total, min_p)
         if (top_p < 1.0) & (asked > floor):
-            _, mass = _above(logits, seen, penalty, vocabulary, temperature, peaks, largest, asked, block)
+            mass = 0.0
+            if turn < turns:
+                mass = _mass_of(masses + turn * next_turn, blocks, padded_blocks)
+            else:
+                _, mass = _above(logits, seen, penalty, vocabulary, temperature, peaks, largest, asked, block)
             dropped = dropped | (tl.div_rn(mass, total) >= top_p)
+        turn += 1
         if dropped:
             floor = tl.maximum(floor, asked)
-            stream = _stream(keys, keys_stride, positions, positions_stride, row)
-            best = _best_above(logits, seen, penalty, vocabulary, temperature, peaks, stream, floor, block)
+            if turn < turns:
+                best = _best_of(bests + turn * next_turn, blocks, padded_blocks)
+            else:
+                stream = _stream(keys, keys_stride, positions, positions_stride, row)
+                best = _best_above(logits, seen, penalty, vocabulary, temperature, peaks, stream, floor, block)
         asking = dropped
     tl.store(tokens + row, tl.where(row_is_finite, ranked_index(best), 0))
     tl.store(finite + row, row_is_finite)
+
+
+@triton.jit
+def _best_of(bests, blocks, padded_blocks: tl.constexpr):
+    """The best of a row's blocks."""
+    numbers = tl.arange(0, padded_blocks)
+    return tl.max(tl.load(bests + numbers, mask=numbers < blocks, other=LOWEST_RANK), axis=0)
+
+
+@triton.jit
+def _mass_of(masses, blocks, padded_blocks: tl.constexpr):
+    """The sum over a row's blocks."""
+    numbers = tl.arange(0, padded_blocks)
+    return tl.sum(tl.load(masses + numbers, mask=numbers < blocks, other=0.0), axis=0)
+
+
+@triton.jit
+def _asked(logits, seen, penalty, vocabulary, temperature, best):
+    """The log weight and the rank of the token of the best score."""
+    token_id = ranked_index(best)
+    log_weight = tl.div_rn(penalized(logits, seen, penalty, vocabulary, token_id), temperature)
+    return log_weight, rank(log_weight, token_id)
+
+
+@triton.jit
+def _is_unlikely(log_weight, largest, total, min_p):
+    """Whether min-p leaves a token out."""
+    return tl.div_rn(tl.exp(log_weight - largest), total) < min_p * tl.div_rn(1.0, total)
 
 
 @triton.jit
