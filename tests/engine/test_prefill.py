@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -216,3 +217,21 @@ def test_a_repetition_penalty_sees_the_prompt_of_each_row(model_folder: Callable
         token_ids(make_engine(load_packs(folder), sampling=SamplingParams(temperature=1.0, top_k=30)), requests)
         != expected
     )
+
+
+@pytest.mark.parametrize("begun", [1, 3])
+def test_a_text_that_is_a_prompt_goes_on_as_it_did(begun: int, model_folder: Callable[..., Path]):
+    """A draw belongs to its position in the text, whether a step or a prefill leads to it."""
+    from vase_cli.config.schema import SamplingParams
+
+    folder, requests = model_folder("qwen3"), make_requests()[:4]
+    drawn = {"method": "full", "sampling": SamplingParams(temperature=1.0), "max_new_tokens": 8}
+    texts = token_ids(make_engine(load_packs(folder), **drawn), requests)
+    longer = [
+        replace(request, prompt_token_ids=(*request.prompt_token_ids, *texts[request.id][:begun]))
+        for request in requests
+    ]
+    going_on = token_ids(make_engine(load_packs(folder), **drawn), longer)
+    for request in requests:
+        rest = texts[request.id][begun:]
+        assert rest and going_on[request.id][: len(rest)] == rest

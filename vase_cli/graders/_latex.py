@@ -35,9 +35,6 @@ def _upright(font: re.Match[str]) -> str:
     return f"\\text{{{word}}}{power}" if len(letters) > 1 and letters.isalpha() else f"{word}{power}"
 
 
-_BRACED = r"\{(?:[^{}\\]|\{(?:[^{}\\]|\{[^{}\\]*\})*\})*\}"
-
-
 def _rewrite(pattern: str, spelling: str | Callable[[re.Match[str]], str], flags: int = 0) -> Callable[[str], str]:
     return partial(re.compile(pattern, flags).sub, spelling)
 
